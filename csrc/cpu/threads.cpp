@@ -29,27 +29,30 @@ inline void relax() {
 struct Job {
   void (*run)(void*, int64_t, int64_t) = nullptr;
   void* context = nullptr;
-  int64_t n = 0, piece = 0;
+  int64_t n = 0, piece = 1;
 };
 
+// One job at a time. `state_` holds (job number << 32 | closed bit | workers inside): a worker joins with one
+// compare-and-swap, which fails once the job is closed, so the caller never waits for a worker that is still asleep and
+// a late worker never sees a job that is being replaced.
 class Pool {
  public:
   // Returns false when another thread is using the pool.
   bool run(int threads, const Job& job) {
     if (busy_.test_and_set(std::memory_order_acquire)) return false;
     grow(threads - 1);
-    const int helpers = threads - 1 < workers_ ? threads - 1 : workers_;
     job_ = job;
+    helpers_ = threads - 1;
     next_.store(0, std::memory_order_relaxed);
-    pending_.store(helpers, std::memory_order_relaxed);
-    wanted_.store(helpers, std::memory_order_relaxed);
-    epoch_.fetch_add(1, std::memory_order_seq_cst);
+    const uint64_t number = (state_.load(std::memory_order_relaxed) >> 32) + 1;
+    state_.store(number << 32, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) {
       std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
     drain();
-    for (int spin = 0; pending_.load(std::memory_order_acquire) != 0; ++spin) {
+    state_.fetch_or(kClosed, std::memory_order_acq_rel);
+    for (int spin = 0; (state_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
       relax();
       if (spin > kSpins) std::this_thread::yield();  // a helper has lost its core
     }
@@ -60,11 +63,13 @@ class Pool {
   int workers() const { return workers_; }
 
  private:
+  static constexpr uint64_t kClosed = uint64_t{1} << 31, kInside = kClosed - 1;
+
   void grow(int count) {
     if (count > kMaxWorkers) count = kMaxWorkers;
     while (workers_ < count) {
       try {
-        std::thread(&Pool::work, this, workers_, epoch_.load()).detach();
+        std::thread(&Pool::work, this, workers_).detach();
       } catch (...) {
         return;  // no more threads to be had: fewer helpers, same result
       }
@@ -80,35 +85,39 @@ class Pool {
     }
   }
 
-  void work(int index, uint64_t seen) {
+  void work(int index) {
+    uint64_t done = 0;  // the last job number that this worker has dealt with
     for (;;) {
-      seen = wait_for_job(seen);
-      if (index >= wanted_.load(std::memory_order_relaxed)) continue;
-      drain();
-      pending_.fetch_sub(1, std::memory_order_release);
+      uint64_t state = wait_for_job(done);
+      done = state >> 32;
+      while ((state >> 32) == done && !(state & kClosed)) {
+        if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
+        if (index < helpers_) drain();
+        state_.fetch_sub(1, std::memory_order_acq_rel);
+        break;
+      }
     }
   }
 
-  uint64_t wait_for_job(uint64_t seen) {
+  uint64_t wait_for_job(uint64_t done) {
     for (int spin = 0; spin < kSpins; ++spin) {
-      const uint64_t now = epoch_.load(std::memory_order_acquire);
-      if (now != seen) return now;
+      const uint64_t state = state_.load(std::memory_order_acquire);
+      if ((state >> 32) != done) return state;
       relax();
     }
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    wake_.wait(lock, [&] { return epoch_.load(std::memory_order_seq_cst) != seen; });
+    wake_.wait(lock, [&] { return (state_.load(std::memory_order_seq_cst) >> 32) != done; });
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
-    return epoch_.load(std::memory_order_acquire);
+    return state_.load(std::memory_order_acquire);
   }
 
   Job job_;
-  int workers_ = 0;
+  int helpers_ = 0, workers_ = 0;
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
   alignas(64) std::atomic<int64_t> next_{0};
-  alignas(64) std::atomic<int> pending_{0};
-  alignas(64) std::atomic<uint64_t> epoch_{0};
-  std::atomic<int> wanted_{0}, sleepers_{0};
+  alignas(64) std::atomic<uint64_t> state_{0};
+  alignas(64) std::atomic<int> sleepers_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
 };

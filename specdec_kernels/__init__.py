@@ -1,0 +1,19 @@
+"""Kernels for speculative decoding: verification, int8, attention; CUDA, ROCm, CPU, and pure PyTorch as the last resort.
+
+Importing this package never fails because a compiled part is missing or broken; ``python -m specdec_kernels`` says what
+can be used here and why the rest can't.
+"""
+
+from .registry import BackendUnavailable, backends, use_backend
+
+# quantize family
+
+# linear family
+
+# verify family
+
+# attention family
+
+# ggml family
+
+__version__ = "0.1.0"

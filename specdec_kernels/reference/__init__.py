@@ -1,0 +1,15 @@
+"""The reference backend: every operation in plain PyTorch, written to be obviously right.
+
+These functions are the specification that all other backends are tested against, and what runs when nothing else can.
+They get validated arguments in the form that the public modules document.
+"""
+
+# quantize family
+
+# linear family
+
+# verify family
+
+# attention family
+
+# ggml family

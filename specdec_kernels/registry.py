@@ -1,0 +1,153 @@
+"""Which implementation serves a call, and why the others do not.
+
+A backend is a module that defines functions with the operations' names; this file only finds them. The order on a
+device is fixed (:data:`ORDER`); ``use_backend`` and the variables ``SPECDEC_BACKEND`` and ``SPECDEC_BACKEND_<OP>``
+replace it by one name, which then has to serve or to say why it can't.
+"""
+
+import contextlib
+import contextvars
+import importlib
+import os
+
+from . import native
+
+# Every operation of the library, in the order in which diagnostics show them.
+OPERATIONS = (
+    "verify",
+    "sample",
+    "quantize_int8",
+    "dequantize_int8",
+    "rms_norm_quantize_int8",
+    "silu_mul_quantize_int8",
+    "pack_int8",
+    "linear_int8",
+    "linear_f32",
+    "rope_write_kv",
+    "attend",
+    "dequantize_ggml",
+)
+BACKENDS = ("reference", "cpu", "cuda", "hip")
+# Fastest first. ROCm tensors have device type "cuda", too.
+ORDER = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "hip", "reference")}
+
+
+class BackendUnavailable(RuntimeError):
+    """The backend that was asked for can't serve the call; the message holds every reason."""
+
+
+class Unsupported(Exception):
+    """Raised by a backend before it does any work: the call is valid but not one that it serves."""
+
+
+_forced = contextvars.ContextVar("specdec_backend", default=None)
+_modules = {}  # backend -> (module or None, reason or None)
+_chosen = {}  # (operation, device type, forced name) -> tuple of (backend, function)
+_declined = {}  # (operation, backend) -> last reason
+
+
+def module(backend):
+    """The backend's module and, if it is unusable here, the reason: ``(module, None)`` or ``(None, reason)``."""
+    if backend not in _modules:
+        _modules[backend] = _load(backend)
+    return _modules[backend]
+
+
+def _load(backend):
+    if backend == "cpu" and native.cpu is None:
+        return None, native.cpu_reason
+    if backend in ("cuda", "hip"):
+        try:
+            from . import gpu
+        except ImportError:
+            return None, f"{backend} is not part of this installation"
+        return gpu.load(backend)
+    try:
+        return importlib.import_module("." + backend, __package__), None
+    except Exception as error:
+        return None, f"{type(error).__name__}: {error}"
+
+
+def environment_choice(operation):
+    """The backend that the environment asks for, or None."""
+    return os.environ.get(f"SPECDEC_BACKEND_{operation.upper()}") or os.environ.get("SPECDEC_BACKEND") or None
+
+
+def candidates(operation, device_type):
+    """The functions that may serve the operation on that device, best first: a tuple of (backend, function)."""
+    forced = _forced.get()
+    key = (operation, device_type, forced)
+    found = _chosen.get(key)
+    if found is None:
+        found = _chosen[key] = _find(operation, device_type, forced or environment_choice(operation))
+    return found
+
+
+def _find(operation, device_type, name):
+    order = ORDER.get(device_type, ("reference",))
+    if name is not None:
+        if name not in BACKENDS:
+            raise BackendUnavailable(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+        if name not in order:
+            raise BackendUnavailable(f"{name}: does not serve {device_type} tensors (only {', '.join(order)} do)")
+        order = (name,)
+    found, reasons = [], []
+    for backend in order:
+        loaded, reason = module(backend)
+        function = getattr(loaded, operation, None)
+        if function is not None:
+            found.append((backend, function))
+        else:
+            reasons.append(f"{backend}: {reason or f'has no {operation}'}")
+            _declined[operation, backend] = reasons[-1]
+    if not found:
+        raise BackendUnavailable(f"{operation}: no backend can serve it: {'; '.join(reasons)}")
+    return tuple(found)
+
+
+def call(operation, device_type, *args):
+    """Runs the operation on the first backend that serves it. ``args`` are validated and in the backends' own form."""
+    found = _chosen.get((operation, device_type, _forced.get()))
+    if found is None:
+        found = candidates(operation, device_type)
+    reasons = []
+    for backend, function in found:
+        try:
+            return function(*args)
+        except Unsupported as error:
+            reasons.append(f"{backend}: {error}")
+            _declined[operation, backend] = reasons[-1]
+    raise BackendUnavailable(f"{operation}: no backend can serve this call: {'; '.join(reasons)}")
+
+
+@contextlib.contextmanager
+def use_backend(name):
+    """Makes ``name`` serve every operation inside the ``with`` block (in this thread or task only).
+
+    Raises ``BackendUnavailable`` at once if the backend can't be used here at all, and at the call if it lacks the
+    operation or can't serve that call.
+    """
+    if name not in BACKENDS:
+        raise BackendUnavailable(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+    loaded, reason = module(name)
+    if loaded is None:
+        raise BackendUnavailable(f"{name}: {reason}")
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def backends():
+    """What each backend is here: ``{name: {"usable": bool, "reason": str | None, "operations": [...], "declined": {...}}}``.
+
+    ``declined`` holds, per operation, why the backend last passed a call on to the next one.
+    """
+    status = {}
+    for name in BACKENDS:
+        loaded, reason = module(name)
+        operations = [op for op in OPERATIONS if hasattr(loaded, op)]
+        declined = {op: text for (op, backend), text in _declined.items() if backend == name}
+        status[name] = {"usable": loaded is not None, "reason": reason, "operations": operations, "declined": declined}
+    return status

@@ -1,0 +1,63 @@
+"""Checks that stand between a caller and a raw pointer. Every message names the argument, what was expected, what came.
+
+The first test of each function is the whole check for a good tensor; only a bad one pays for finding the right words.
+"""
+
+import torch
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def tensor(name, value, dtypes, ndim=None, device=None):
+    """Refuses anything but a plain strided tensor with one of ``dtypes`` (and ``ndim`` dimensions, on ``device``)."""
+    if type(value) is not torch.Tensor and not isinstance(value, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name}: expected dtype {_names(dtypes)}, got {_name(value.dtype)}")
+    if value.layout is not torch.strided:
+        raise ValueError(f"{name}: expected a dense (strided) tensor, got layout {value.layout}")
+    if value.is_meta:
+        raise ValueError(f"{name}: expected a tensor with data, got one on the meta device")
+    if value.requires_grad:
+        raise ValueError(f"{name}: expected a tensor that does not require grad (these kernels have no backward)")
+    if ndim is not None and value.dim() != ndim:
+        raise ValueError(f"{name}: expected {ndim} dimensions, got shape {list(value.shape)}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name}: expected a tensor on {device} like the first one, got one on {value.device}")
+    return value
+
+
+def shape(name, value, expected):
+    """Refuses a tensor whose shape is not ``expected`` (a tuple of ints)."""
+    if tuple(value.shape) != tuple(expected):
+        raise ValueError(f"{name}: expected shape {list(expected)}, got {list(value.shape)}")
+    return value
+
+
+def rows(name, value):
+    """Refuses a tensor whose last dimension is strided; rows may be any distance apart."""
+    if value.dim() and value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise ValueError(f"{name}: expected a contiguous last dimension, got strides {list(value.stride())}")
+    return value
+
+
+def no_overlap(name, out, other_name, other):
+    """Refuses an output that shares memory with an input."""
+    a, b = _span(out), _span(other)
+    if a[0] < b[1] and b[0] < a[1]:
+        raise ValueError(f"{name}: expected memory of its own, got a tensor that overlaps {other_name}")
+
+
+def _span(value):
+    if value.numel() == 0:
+        return 0, 0
+    last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+
+
+def _name(dtype):
+    return str(dtype).removeprefix("torch.")
+
+
+def _names(dtypes):
+    return " or ".join(_name(d) for d in dtypes)
