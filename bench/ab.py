@@ -1,9 +1,9 @@
 """Fair comparison on a noisy machine: both sides in one run, taking turns, judged by the median of the pairs' ratios.
 
-    result = compare(a, b, pairs=15)
-    result.ratio             # median of time(a) / time(b) over the pairs
-    result.interval          # bootstrap 95 % interval of that median
-    noise = aa(a, pairs=15)  # the same statistic for a against itself: an effect inside this interval is no effect
+result = compare(a, b, pairs=15)
+result.ratio             # median of time(a) / time(b) over the pairs
+result.interval          # bootstrap 95 % interval of that median
+noise = aa(a, pairs=15)  # the same statistic for a against itself: an effect inside this interval is no effect
 """
 
 import gc

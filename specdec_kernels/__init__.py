@@ -13,6 +13,7 @@ from .registry import BackendUnavailable, backends, use_backend
 # verify family
 
 # attention family
+from .attention import attend_int8, rope_write_kv_int8
 
 # ggml family
 

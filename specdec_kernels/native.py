@@ -42,7 +42,10 @@ def _load_cpu():
     wish = os.environ.get("SPECDEC_CPU_ISA")
     if wish and not module.set_isa(wish):
         best = module.machine_isa()
-        return None, f"SPECDEC_CPU_ISA={wish}: expected one of {', '.join(ISA_NAMES)} that this machine runs (best: {best})"
+        return (
+            None,
+            f"SPECDEC_CPU_ISA={wish}: expected one of {', '.join(ISA_NAMES)} that this machine runs (best: {best})",
+        )
     return module, None
 
 

@@ -23,8 +23,8 @@ OPERATIONS = (
     "pack_int8",
     "linear_int8",
     "linear_f32",
-    "rope_write_kv",
-    "attend",
+    "rope_write_kv_int8",
+    "attend_int8",
     "dequantize_ggml",
 )
 BACKENDS = ("reference", "cpu", "cuda", "hip")
@@ -89,7 +89,9 @@ def _find(operation, device_type, name):
         if name not in BACKENDS:
             raise BackendUnavailable(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
         if name not in order:
-            raise BackendUnavailable(f"{name}: does not serve {device_type} tensors (only {', '.join(order)} do)")
+            raise BackendUnavailable(
+                f"{name}: does not serve {device_type} tensors (only {', '.join(order)} do)"
+            )
         order = (name,)
     found, reasons = [], []
     for backend in order:
@@ -149,5 +151,10 @@ def backends():
         loaded, reason = module(name)
         operations = [op for op in OPERATIONS if hasattr(loaded, op)]
         declined = {op: text for (op, backend), text in _declined.items() if backend == name}
-        status[name] = {"usable": loaded is not None, "reason": reason, "operations": operations, "declined": declined}
+        status[name] = {
+            "usable": loaded is not None,
+            "reason": reason,
+            "operations": operations,
+            "declined": declined,
+        }
     return status

@@ -7,5 +7,6 @@
 # verify family
 
 # attention family
+from .attention import attend_int8, rope_write_kv_int8
 
 # ggml family

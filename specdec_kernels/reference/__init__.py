@@ -11,5 +11,6 @@ They get validated arguments in the form that the public modules document.
 # verify family
 
 # attention family
+from .attention import attend_int8, rope_write_kv_int8
 
 # ggml family
