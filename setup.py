@@ -11,7 +11,16 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
-CXXFLAGS = ["-O3", "-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-Wall", "-Wextra"]
+CXXFLAGS = [
+    "-O3",
+    "-std=c++17",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-Wall",
+    "-Wextra",
+]
 
 
 class BuildExt(build_ext):
@@ -23,12 +32,23 @@ class BuildExt(build_ext):
         build = Path(self.build_temp).resolve()
         build.mkdir(parents=True, exist_ok=True)
         out.parent.mkdir(parents=True, exist_ok=True)
-        include = [f"-I{ROOT / 'csrc'}", f"-I{ROOT / 'csrc' / 'include'}", f"-isystem{pybind11.get_include()}",
-                   f"-isystem{sysconfig.get_paths()['include']}"]
+        include = [
+            f"-I{ROOT / 'csrc'}",
+            f"-I{ROOT / 'csrc' / 'include'}",
+            f"-isystem{pybind11.get_include()}",
+            f"-isystem{sysconfig.get_paths()['include']}",
+        ]
         flags = CXXFLAGS + os.environ.get("CXXFLAGS", "").split()
-        lines = [f"cxx = {cxx}", f"flags = {' '.join(flags + include)}", "rule cc",
-                 "  command = $cxx $flags -MMD -MF $out.d -c $in -o $out", "  depfile = $out.d", "  deps = gcc", "rule link",
-                 f"  command = $cxx -shared $in -o $out {os.environ.get('LDFLAGS', '')} -lpthread"]
+        lines = [
+            f"cxx = {cxx}",
+            f"flags = {' '.join(flags + include)}",
+            "rule cc",
+            "  command = $cxx $flags -MMD -MF $out.d -c $in -o $out",
+            "  depfile = $out.d",
+            "  deps = gcc",
+            "rule link",
+            f"  command = $cxx -shared $in -o $out {os.environ.get('LDFLAGS', '')} -lpthread",
+        ]
         objects = []
         for source in ext.sources:
             obj = build / (source.replace("/", "_") + ".o")

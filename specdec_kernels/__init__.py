@@ -1,4 +1,4 @@
-"""Kernels for speculative decoding: verification, int8, attention; CUDA, ROCm, CPU, and pure PyTorch as the last resort.
+"""Kernels for speculative decoding: verification, int8, attention; on CUDA, ROCm, CPU, and pure PyTorch if need be.
 
 Importing this package never fails because a compiled part is missing or broken; ``python -m specdec_kernels`` says what
 can be used here and why the rest can't.

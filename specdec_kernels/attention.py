@@ -49,14 +49,10 @@ def rope_write_kv_int8(k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots
     if slots.shape[0] != tokens or (tokens > 1 and slots.stride(0) != 1):
         raise ValueError(f"slots: expected a contiguous [{tokens}], got {list(slots.shape)}")
     _caches(k_cache, k_scale, v_cache, v_scale, heads, dim, k.device)
-    registry.call(
-        "rope_write_kv_int8", k.device.type, q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots
-    )
+    registry.call("rope_write_kv_int8", k.device.type, q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots)
 
 
-def attend_int8(
-    q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, *, mask=None, scale=None, out=None
-):
+def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, *, mask=None, scale=None, out=None):
     """Softmax attention of a few query rows per request over its cached keys: returns f32 [B, R, H, D].
 
     q: f32 [B, R, H, D], the last R tokens of each request (already rotated, their keys already in the cache).

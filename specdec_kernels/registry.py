@@ -89,9 +89,7 @@ def _find(operation, device_type, name):
         if name not in BACKENDS:
             raise BackendUnavailable(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
         if name not in order:
-            raise BackendUnavailable(
-                f"{name}: does not serve {device_type} tensors (only {', '.join(order)} do)"
-            )
+            raise BackendUnavailable(f"{name}: does not serve {device_type} tensors (only {', '.join(order)} do)")
         order = (name,)
     found, reasons = [], []
     for backend in order:
@@ -142,7 +140,7 @@ def use_backend(name):
 
 
 def backends():
-    """What each backend is here: ``{name: {"usable": bool, "reason": str | None, "operations": [...], "declined": {...}}}``.
+    """What each backend is here: name -> ``{"usable": bool, "reason": str | None, "operations": [...], "declined": {}}``.
 
     ``declined`` holds, per operation, why the backend last passed a call on to the next one.
     """

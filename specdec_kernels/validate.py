@@ -19,15 +19,11 @@ def tensor(name, value, dtypes, ndim=None, device=None):
     if value.is_meta:
         raise ValueError(f"{name}: expected a tensor with data, got one on the meta device")
     if value.requires_grad:
-        raise ValueError(
-            f"{name}: expected a tensor that does not require grad (these kernels have no backward)"
-        )
+        raise ValueError(f"{name}: expected a tensor that does not require grad (these kernels have no backward)")
     if ndim is not None and value.dim() != ndim:
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {list(value.shape)}")
     if device is not None and value.device != device:
-        raise ValueError(
-            f"{name}: expected a tensor on {device} like the first one, got one on {value.device}"
-        )
+        raise ValueError(f"{name}: expected a tensor on {device} like the first one, got one on {value.device}")
     return value
 
 

@@ -36,9 +36,7 @@ def filled(dtype, tokens=70, heads=3, q_heads=9, dim=64, page=16, seed=0):
     table = torch.randperm(pages, generator=g)[: -(-tokens // page)].to(torch.int32)[None]
     slots = torch.tensor([int(table[0, i // page]) * page + i % page for i in range(tokens)])
     qkv = torch.randn(tokens, (q_heads + 2 * heads) * dim, generator=g)
-    q, k, v = (
-        part.unflatten(1, (-1, dim)) for part in qkv.split([q_heads * dim, heads * dim, heads * dim], 1)
-    )
+    q, k, v = (part.unflatten(1, (-1, dim)) for part in qkv.split([q_heads * dim, heads * dim, heads * dim], 1))
     sk.rope_write_kv_int8(k, v, *tables(tokens, dim), *cache, slots, q=q)
     return q, cache, table, slots
 
@@ -129,9 +127,7 @@ def test_int8_codes_follow_the_formula(backend):
     cache = make_cache(1, 1, 1, 8, torch.int8)
     x = torch.tensor([[[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 126.5]]])
     with sk.use_backend(backend):
-        sk.rope_write_kv_int8(
-            torch.zeros_like(x), x, torch.ones(1, 4), torch.zeros(1, 4), *cache, torch.tensor([0])
-        )
+        sk.rope_write_kv_int8(torch.zeros_like(x), x, torch.ones(1, 4), torch.zeros(1, 4), *cache, torch.tensor([0]))
     assert cache[2].flatten().tolist() == [127, 0, 2, 2, 0, -2, -2, 126] and cache[3].item() == 1.0
     assert cache[0].eq(0).all() and cache[1].item() == 0.0
 

@@ -42,14 +42,12 @@ def _rotate(x, cos, sin):
 
 
 def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):
-    batch, rows, heads, dim = q.shape
+    batch, rows, heads, _ = q.shape
     page_size, kv_heads = k_cache.shape[1:3]
     for b in range(batch):
         keys = int(lengths[b])
         if keys < rows or keys > page_table.shape[1] * page_size:
-            raise ValueError(
-                "lengths: expected at least the number of query rows and at most the pages of the request"
-            )
+            raise ValueError("lengths: expected at least the number of query rows and at most the pages of the request")
         pages = page_table[b, : -(-keys // page_size)].long()
         if pages.numel() and not bool(((pages >= 0) & (pages < k_cache.shape[0])).all()):
             raise ValueError("page_table: expected page numbers inside the cache")
@@ -57,9 +55,7 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask
         v = _gather(v_cache, v_scale, pages, keys)
         seen = torch.ones(rows, keys, dtype=torch.bool, device=q.device)
         own = keys - rows
-        seen[:, own:] = (
-            torch.ones(rows, rows, dtype=torch.bool, device=q.device).tril() if mask is None else mask[b]
-        )
+        seen[:, own:] = torch.ones(rows, rows, dtype=torch.bool, device=q.device).tril() if mask is None else mask[b]
         for h in range(heads):
             kv = h // (heads // kv_heads)
             scores = (q[b, :, h].double() @ k[:, kv].T * scale).masked_fill(~seen, -torch.inf)
