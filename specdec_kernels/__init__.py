@@ -16,5 +16,6 @@ from .registry import BackendUnavailable, backends, use_backend
 from .attention import attend_int8, rope_write_kv_int8
 
 # ggml family
+from .ggml import dequantize_ggml
 
 __version__ = "0.1.0"

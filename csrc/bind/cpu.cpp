@@ -8,6 +8,7 @@
 #include <string>
 
 #include "cpu/attention.h"
+#include "cpu/ggml.h"
 #include "cpu/isa.h"
 #include "cpu/threads.h"
 #include "sk/numerics.h"
@@ -87,6 +88,16 @@ void bind_attention(py::module_& m) {
 
 // ---- ggml family -----------------------------------------------------------------------------------------------------
 
+void dequantize_ggml(int threads, int kind, uintptr_t blocks, int64_t row_stride, uintptr_t out, int64_t out_stride,
+                     int64_t rows, int64_t blocks_per_row) {
+  require(kind >= 0 && kind < static_cast<int>(sk::GgmlKind::kCount), "kind: not a ggml kind");
+  require(blocks && out && rows >= 0 && blocks_per_row >= 0, "dequantize_ggml: bad address or size");
+  sk::dequantize_ggml(threads, static_cast<sk::GgmlKind>(kind), pointer<const uint8_t>(blocks), row_stride,
+                      pointer<float>(out), out_stride, rows, blocks_per_row);
+}
+
+void bind_ggml(py::module_& m) { m.def("dequantize_ggml", &dequantize_ggml, release_gil()); }
+
 }  // namespace
 
 PYBIND11_MODULE(_C_cpu, m) {
@@ -103,4 +114,5 @@ PYBIND11_MODULE(_C_cpu, m) {
   bind_attention(m);
 
   // ggml
+  bind_ggml(m);
 }

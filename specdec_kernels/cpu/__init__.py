@@ -10,3 +10,4 @@
 from .attention import attend_int8, rope_write_kv_int8
 
 # ggml family
+from .ggml import dequantize_ggml

@@ -14,3 +14,4 @@ They get validated arguments in the form that the public modules document.
 from .attention import attend_int8, rope_write_kv_int8
 
 # ggml family
+from .ggml import dequantize_ggml
