@@ -11,6 +11,8 @@ from .registry import BackendUnavailable, backends, use_backend
 # linear family
 
 # verify family
+from .sample import sample
+from .verify import Verdict, verify
 
 # attention family
 from .attention import attend_int8, rope_write_kv_int8

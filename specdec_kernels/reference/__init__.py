@@ -9,6 +9,8 @@ They get validated arguments in the form that the public modules document.
 # linear family
 
 # verify family
+from .sample import sample
+from .verify import verify
 
 # attention family
 from .attention import attend_int8, rope_write_kv_int8

@@ -1,0 +1,92 @@
+"""The arguments that ``verify`` and ``sample`` share: sampling parameters and the keys of the random numbers.
+
+Each function returns the backends' form: one Python number for all requests, exact in float32, or a contiguous tensor
+with one value per request. Values are checked where that needs no wait for a device, that is, on the CPU.
+"""
+
+import ctypes
+import math
+import numbers
+import operator
+
+import torch
+
+from . import validate
+
+_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_INTS = (torch.int32, torch.int64)
+_INT32_MAX = 2**31 - 1
+
+
+def is_greedy(temperature):
+    """True for the Python number 0, with which no random number is needed."""
+    return not isinstance(temperature, torch.Tensor) and temperature == 0
+
+
+def temperature(value, requests, device):
+    return _float("temperature", value, requests, device, 0.0, math.inf, "a finite number >= 0")
+
+
+def top_p(value, requests, device):
+    return _float("top_p", value, requests, device, 0.0, None, "a number >= 0 (1 and more = off)")
+
+
+def min_p(value, requests, device):
+    return _float("min_p", value, requests, device, None, 1.0, "a number <= 1 (0 and less = off)")
+
+
+def _float(name, value, requests, device, low, high, expected):
+    if type(value) is float or type(value) is int:
+        number = ctypes.c_float(value).value
+    elif isinstance(value, torch.Tensor):
+        value = validate.tensor(name, value, _FLOATS, 1, device)
+        validate.shape(name, value, (requests,))
+        value = value.float().contiguous()
+        if device.type == "cpu" and not all(_inside(x, low, high) for x in value.tolist()):
+            raise ValueError(f"{name}: expected {expected} for every request, got {value.tolist()}")
+        return value
+    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+        number = ctypes.c_float(float(value)).value
+    else:
+        raise TypeError(f"{name}: expected a number or a tensor [B], got {type(value).__name__}")
+    if not _inside(number, low, high):
+        raise ValueError(f"{name}: expected {expected}, got {value}")
+    return number
+
+
+def _inside(x, low, high):
+    """low <= x <= high; an infinite ``high`` itself is outside; NaN is inside of nothing."""
+    return x == x and (low is None or x >= low) and (high is None or x < high or x == high != math.inf)
+
+
+def top_k(value, requests, device):
+    if type(value) is not int:
+        if isinstance(value, torch.Tensor):
+            value = validate.tensor("top_k", value, _INTS, 1, device)
+            validate.shape("top_k", value, (requests,))
+            if value.dtype is torch.int64:
+                value = value.clamp(0, _INT32_MAX).int()
+            return value.contiguous()
+        if isinstance(value, bool):
+            raise TypeError("top_k: expected an integer or a tensor [B], got bool")
+        try:
+            value = operator.index(value)
+        except TypeError:
+            raise TypeError(f"top_k: expected an integer or a tensor [B], got {type(value).__name__}") from None
+    return min(max(value, 0), _INT32_MAX)
+
+
+def keys(seed, position, requests, device, greedy):
+    """Seed and position as contiguous int64 tensors [B]; both None if every request is greedy."""
+    if greedy:
+        return None, None
+    for name, value in (("seed", seed), ("position", position)):
+        if value is None:
+            raise ValueError(
+                f"{name}: expected an int64 tensor [{requests}] (only temperature=0 needs none)"
+            )
+        validate.tensor(name, value, (torch.int64,), 1, device)
+        validate.shape(name, value, (requests,))
+    if device.type == "cpu" and requests and min(position.tolist()) < 0:
+        raise ValueError(f"position: expected values >= 0, got {position.tolist()}")
+    return seed.contiguous(), position.contiguous()
