@@ -9,6 +9,7 @@ from .registry import BackendUnavailable, backends, use_backend
 # quantize family
 
 # linear family
+from .linear import Int8Weight, linear_f32, linear_int8, pack_int8
 
 # verify family
 from .sample import sample

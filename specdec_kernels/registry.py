@@ -21,6 +21,7 @@ OPERATIONS = (
     "rms_norm_quantize_int8",
     "silu_mul_quantize_int8",
     "pack_int8",
+    "rows_int8",
     "linear_int8",
     "linear_f32",
     "rope_write_kv_int8",

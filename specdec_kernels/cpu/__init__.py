@@ -3,6 +3,7 @@
 # quantize family
 
 # linear family
+from .linear import linear_int8, pack_int8, rows_int8
 
 # verify family
 

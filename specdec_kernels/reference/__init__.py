@@ -7,6 +7,7 @@ They get validated arguments in the form that the public modules document.
 # quantize family
 
 # linear family
+from .linear import linear_f32, linear_int8, pack_int8, rows_int8
 
 # verify family
 from .sample import sample

@@ -1,0 +1,22 @@
+// y = x * w^T for int8 weights in panels (pack_int8.h): the product that a decoder pass consists of.
+#pragma once
+#include "cpu/pack_int8.h"
+
+namespace sk {
+
+struct Int8Bias {
+  const void* data;  // null: none
+  Dtype type;
+};
+
+struct OutRows {
+  void* data;
+  Dtype type;
+  int64_t stride;  // in elements
+};
+
+// y[m, n] = sum over groups, ascending, of f32(acc) * f32(s_x * s_w), acc the exact int32 dot product of the codes;
+// then the bias, then one rounding to the output type. x: floats (quantised here, with the weight's groups) or codes.
+void linear_int8(const RowBlock& x, const Int8Matrix& w, const Int8Bias& bias, const OutRows& out, int threads);
+
+}  // namespace sk

@@ -1,0 +1,48 @@
+"""Products with packed int8 weights and with f32 weights on the CPU (arguments as in reference/linear.py)."""
+
+import torch
+
+from .. import native
+
+_kernels = native.cpu
+_TYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
+
+
+def pack_int8(values, scale, start, weight):
+    of_scale = (0, 0, 0) if scale is None else (scale.data_ptr(), scale.stride(0), scale.shape[1])
+    _kernels.pack_int8(
+        _TYPE[values.dtype],
+        values.data_ptr(),
+        values.shape[0],
+        values.stride(0),
+        *of_scale,
+        start,
+        *weight.native,
+        native.threads(),
+    )
+
+
+def rows_int8(ids, weight, out):
+    ids = ids.contiguous()
+    _kernels.rows_int8(*weight.native, ids.data_ptr(), ids.shape[0], out.data_ptr(), out.stride(0), native.threads())
+
+
+def linear_int8(x, scale, weight, bias, out):
+    if scale is None:
+        of_scale = (0, 0, 0)
+    else:
+        of_scale = (scale.data_ptr(), scale.stride(0), scale.shape[1])
+    of_bias = (0, 0) if bias is None else (bias.data_ptr(), _TYPE[bias.dtype])
+    _kernels.linear_int8(
+        _TYPE[x.dtype],
+        x.data_ptr(),
+        x.shape[0],
+        x.stride(0),
+        *of_scale,
+        *weight.native,
+        *of_bias,
+        out.data_ptr(),
+        _TYPE[out.dtype],
+        out.stride(0),
+        native.threads(),
+    )

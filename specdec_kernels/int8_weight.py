@@ -1,0 +1,196 @@
+"""The packed int8 weight matrix that ``linear_int8`` multiplies by.
+
+Layout "i8-panel16x4", version 1. Sixteen weight rows make a panel; inside a panel the k axis goes in steps
+of four, and a step is 64 bytes: 16 rows x 4 consecutive k. Why: a kernel then reads the matrix front to
+back exactly once, one broadcast word of four activations meets 16 output channels at once, every vector
+lane is one output channel (no sum across lanes), and the 64 bytes are one cache line and one operand of the
+VNNI dot product, while AVX2 can split them into even and odd bytes with a mask and a shift. Bytes hold ``w
++ 128``, because VNNI wants one unsigned operand; the correction is one number per activation row and group.
+A scale group starts a new step, so any K and group size work; padding holds w = 0. Scales are f32 [panels,
+groups, 16]. The layout is the same for every instruction set and for the reference.
+"""
+
+import torch
+
+from . import registry
+from .validate import FLOATS, rows, shape, tensor
+
+LAYOUT, VERSION = "i8-panel16x4", 1
+PANEL, STEP = 16, 4
+MAX_GROUP = (2**31 - 1) // 128**2  # an exact int32 sum of that many products of int8 values
+
+
+def check_group(k, group_size):
+    """The group size that applies to K values per row: ``group_size``, or K for None."""
+    if k < 1:
+        raise ValueError(f"weight: expected rows of at least one value, got K = {k}")
+    group = k if group_size is None else group_size
+    if isinstance(group, bool) or not isinstance(group, int):
+        raise TypeError(f"group_size: expected an int or None, got {type(group_size).__name__}")
+    if group < 1 or k % group:
+        raise ValueError(f"group_size: expected a divisor of K = {k}, got {group}")
+    if group > MAX_GROUP:
+        raise ValueError(f"group_size: expected at most {MAX_GROUP} (int32 sums stay exact), got {group}")
+    return group
+
+
+class Int8Weight:
+    """An int8 weight matrix [n, k] in the packed layout; make one with ``pack_int8`` or
+    ``Int8Weight.empty``.
+
+    ``codes`` uint8 [panels, steps, 16, 4] and ``scale`` f32 [panels, groups, 16] are the storage. Do not
+    resize or replace them: the kernels keep their addresses.
+    """
+
+    __slots__ = ("codes", "device", "group_size", "groups", "k", "n", "native", "scale")
+
+    def __init__(self, n, k, group_size, codes, scale):
+        self.n, self.k, self.group_size, self.groups = n, k, group_size, k // group_size
+        self.codes, self.scale, self.device = codes, scale, codes.device
+        # What the compiled kernels want to know, in the order of their arguments.
+        self.native = (n, k, group_size, codes.data_ptr(), scale.data_ptr())
+
+    @classmethod
+    def empty(cls, n, k, group_size=None, *, device="cpu"):
+        """A matrix whose rows are still to be written with ``write_rows``."""
+        if isinstance(n, bool) or not isinstance(n, int) or isinstance(k, bool) or not isinstance(k, int):
+            raise TypeError(f"n, k: expected ints, got {type(n).__name__} and {type(k).__name__}")
+        if n < 0:
+            raise ValueError(f"n: expected a number of rows >= 0, got {n}")
+        group = check_group(k, group_size)
+        codes_shape, scale_shape = _shapes(n, k, group)
+        codes = torch.empty(codes_shape, dtype=torch.uint8, device=device)
+        return cls(n, k, group, codes, torch.empty(scale_shape, dtype=torch.float32, device=device))
+
+    @property
+    def shape(self):
+        return (self.n, self.k)
+
+    @property
+    def nbytes(self):
+        return self.codes.numel() + 4 * self.scale.numel()
+
+    def __repr__(self):
+        return f"Int8Weight({self.n}, {self.k}, group_size={self.group_size}, device='{self.device}')"
+
+    def write_rows(self, start, values):
+        """Writes rows ``start`` ...: float rows [r, k] (quantised here) or a pair (q int8 [r, k], scale f32
+        [r, groups]).
+
+        ``start`` is a multiple of 16, and so is r unless the rows end the matrix: a loader can quantise a
+        big matrix chunk by chunk and never hold more than one chunk of floats.
+        """
+        if isinstance(values, (tuple, list)):
+            q, scale = _codes_and_scale(values, "values", self.device)
+            shape("scale", scale, (q.shape[0], self.groups))
+        else:
+            q, scale = rows("values", tensor("values", values, FLOATS, ndim=2, device=self.device)), None
+        if q.shape[1] != self.k:
+            raise ValueError(f"values: expected rows of {self.k} values, got shape {list(q.shape)}")
+        if isinstance(start, bool) or not isinstance(start, int):
+            raise TypeError(f"start: expected an int, got {type(start).__name__}")
+        end = start + q.shape[0]
+        if start < 0 or start % PANEL or end > self.n:
+            raise ValueError(
+                f"start: expected a multiple of {PANEL} with start + {q.shape[0]} <= {self.n}, got {start}"
+            )
+        if end % PANEL and end != self.n:
+            raise ValueError(f"values: expected a multiple of {PANEL} rows or the last rows, got {q.shape[0]} rows")
+        if q.shape[0]:
+            registry.call("pack_int8", self.device.type, q, scale, start, self)
+        return self
+
+    def rows(self, ids, *, out=None):
+        """The dequantised rows ``ids`` (int64 [r]) in f32 [r, k]: an embedding lookup from a tied output
+        head.""" tensor("ids", ids, (torch.int64,), ndim=1, device=self.device) if out is None:
+            out = torch.empty(ids.shape[0], self.k, dtype=torch.float32, device=self.device)
+        else:
+            rows("out", tensor("out", out, (torch.float32,), ndim=2, device=self.device))
+            shape("out", out, (ids.shape[0], self.k))
+            if ids.shape[0] > 1 and out.stride(0) < self.k:
+                raise ValueError(f"out: expected rows that do not overlap, got strides {list(out.stride())}")
+        registry.call("rows_int8", self.device.type, ids, self, out)
+        return out
+
+    def unpack(self):
+        """``(q int8 [n, k], scale f32 [n, groups])`` in ordinary row order."""
+        panels, steps = self.codes.shape[:2]
+        q = self.codes.permute(0, 2, 1, 3).reshape(panels * PANEL, self.groups, (steps // self.groups) *
+        STEP) q = q[: self.n, :, : self.group_size].reshape(self.n, self.k) scale = self.scale.permute(0, 2,
+        1).reshape(panels * PANEL, self.groups) return (q ^ 128).view(torch.int8), scale[:
+        self.n].contiguous()
+
+    def dequantize(self):
+        """The matrix in f32 [n, k], every element code * scale."""
+        q, scale = self.unpack()
+        return (q.view(self.n, self.groups, self.group_size) * scale.unsqueeze(-1)).view(self.n, self.k)
+
+    def state_dict(self):
+        """Plain tensors, layout tag and version among them: survives ``torch.save`` and safetensors."""
+        tag = torch.frombuffer(bytearray(f"{LAYOUT}/{VERSION}".encode()), dtype=torch.uint8)
+        shape_ = torch.tensor([self.n, self.k, self.group_size], dtype=torch.int64)
+        return {"codes": self.codes, "scale": self.scale, "layout": tag, "shape": shape_}
+
+    @classmethod
+    def from_state_dict(cls, state):
+        """The inverse of ``state_dict``. Layout "row-major/1" (codes int8 [n, k], scale f32 [n, groups]) is
+        repacked; a layout or version that this build doesn't know is refused.""" missing = [key for key in
+        ("codes", "scale", "layout", "shape") if key not in state] if missing:
+            raise ValueError(f"state: expected codes, scale, layout and shape, got no {', '.join(missing)}")
+        tag = bytes(tensor("layout", state["layout"], (torch.uint8,), ndim=1).tolist()).decode("ascii",
+        "replace") n, k, group = _three("shape", tensor("shape", state["shape"], (torch.int64,), ndim=1))
+        group = check_group(k, group) codes, scale = state["codes"], state["scale"] if tag == "row-major/1":
+            shape("codes", tensor("codes", codes, (torch.int8,)), (n, k))
+            return cls.empty(n, k, group, device=codes.device).write_rows(0, (codes, scale))
+        if tag != f"{LAYOUT}/{VERSION}":
+            raise ValueError(f"layout: expected {LAYOUT}/{VERSION} or row-major/1, got {tag!r}")
+        codes_shape, scale_shape = _shapes(n, k, group)
+        shape("codes", tensor("codes", codes, (torch.uint8,)), codes_shape)
+        shape("scale", tensor("scale", scale, (torch.float32,), device=codes.device), scale_shape)
+        return cls(n, k, group, _aligned(codes), _aligned(scale))
+
+
+def _shapes(n, k, group):
+    panels, groups = (n + PANEL - 1) // PANEL, k // group
+    return (panels, groups * ((group + STEP - 1) // STEP), PANEL, STEP), (panels, groups, PANEL)
+
+
+def _three(name, value):
+    values = value.tolist()
+    if len(values) != 3 or values[0] < 0:
+        raise ValueError(f"{name}: expected [n, k, group_size], got {values}")
+    return values
+
+
+def _aligned(value):
+    """Contiguous and on a cache line, as the kernels read it: a file's mapping may be neither."""
+    value = value.contiguous()
+    return value if value.data_ptr() % 64 == 0 else value.clone()
+
+
+def _codes_and_scale(pair, name, device=None):
+    if len(pair) != 2:
+        raise ValueError(f"{name}: expected a pair (q, scale), got {len(pair)} values")
+    q = rows("q", tensor("q", pair[0], (torch.int8,), ndim=2, device=device))
+    scale = tensor("scale", pair[1], (torch.float32,), ndim=2, device=q.device)
+    return q, rows("scale", scale)
+
+
+def pack_int8(weight, *, group_size=None):
+    """Packs a weight matrix for ``linear_int8``.
+
+    ``weight`` is a float matrix [N, K] (f32, f16, bf16), quantised by the library's formula (per row or per
+    group of ``group_size`` values: s = amax/127, q = round_half_even(w/s)), or a pair (q int8 [N, K], scale
+    f32 [N, G]) that is taken as it is. Returns an :class:`Int8Weight`.
+    """
+    if isinstance(weight, (tuple, list)):
+        q, scale = _codes_and_scale(weight, "weight")
+        n, k = q.shape
+        groups = scale.shape[1]
+        if scale.shape[0] != n or groups < 1 or k % groups:
+            raise ValueError(f"scale: expected shape [{n}, G] with G a divisor of {k}, got {list(scale.shape)}")
+        if group_size is not None and group_size * groups != k:
+            raise ValueError(f"group_size: expected {k // groups} to go with {groups} scales per row, got {group_size}")
+        return Int8Weight.empty(n, k, k // groups, device=q.device).write_rows(0, (q, scale))
+    n, k = tensor("weight", weight, FLOATS, ndim=2).shape
+    return Int8Weight.empty(n, k, group_size, device=weight.device).write_rows(0, rows("weight", weight))
