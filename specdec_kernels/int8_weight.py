@@ -101,8 +101,9 @@ class Int8Weight:
         return self
 
     def rows(self, ids, *, out=None):
-        """The dequantised rows ``ids`` (int64 [r]) in f32 [r, k]: an embedding lookup from a tied output
-        head.""" tensor("ids", ids, (torch.int64,), ndim=1, device=self.device) if out is None:
+        """The dequantised rows ``ids`` (int64 [r]) in f32 [r, k]: an embedding lookup from a tied head."""
+        tensor("ids", ids, (torch.int64,), ndim=1, device=self.device)
+        if out is None:
             out = torch.empty(ids.shape[0], self.k, dtype=torch.float32, device=self.device)
         else:
             rows("out", tensor("out", out, (torch.float32,), ndim=2, device=self.device))

@@ -1,4 +1,4 @@
-"""linear_int8, linear_f32 and the packed weight: equal bits on every instruction set, any number of rows and threads."""
+"""linear_int8, linear_f32 and the packed weight: equal bits on every instruction set, for any rows and threads."""
 
 import pytest
 import torch
