@@ -116,10 +116,11 @@ class Int8Weight:
     def unpack(self):
         """``(q int8 [n, k], scale f32 [n, groups])`` in ordinary row order."""
         panels, steps = self.codes.shape[:2]
-        q = self.codes.permute(0, 2, 1, 3).reshape(panels * PANEL, self.groups, (steps // self.groups) *
-        STEP) q = q[: self.n, :, : self.group_size].reshape(self.n, self.k) scale = self.scale.permute(0, 2,
-        1).reshape(panels * PANEL, self.groups) return (q ^ 128).view(torch.int8), scale[:
-        self.n].contiguous()
+        padded = steps // self.groups * STEP
+        q = self.codes.permute(0, 2, 1, 3).reshape(panels * PANEL, self.groups, padded)
+        q = q[: self.n, :, : self.group_size].reshape(self.n, self.k)
+        scale = self.scale.permute(0, 2, 1).reshape(panels * PANEL, self.groups)
+        return (q ^ 128).view(torch.int8), scale[: self.n].contiguous()
 
     def dequantize(self):
         """The matrix in f32 [n, k], every element code * scale."""
@@ -129,18 +130,24 @@ class Int8Weight:
     def state_dict(self):
         """Plain tensors, layout tag and version among them: survives ``torch.save`` and safetensors."""
         tag = torch.frombuffer(bytearray(f"{LAYOUT}/{VERSION}".encode()), dtype=torch.uint8)
-        shape_ = torch.tensor([self.n, self.k, self.group_size], dtype=torch.int64)
-        return {"codes": self.codes, "scale": self.scale, "layout": tag, "shape": shape_}
+        sizes = torch.tensor([self.n, self.k, self.group_size], dtype=torch.int64)
+        return {"codes": self.codes, "scale": self.scale, "layout": tag, "shape": sizes}
 
     @classmethod
     def from_state_dict(cls, state):
-        """The inverse of ``state_dict``. Layout "row-major/1" (codes int8 [n, k], scale f32 [n, groups]) is
-        repacked; a layout or version that this build doesn't know is refused.""" missing = [key for key in
-        ("codes", "scale", "layout", "shape") if key not in state] if missing:
+        """The inverse of ``state_dict``.
+
+        Layout "row-major/1" (codes int8 [n, k], scale f32 [n, groups]) is repacked; a layout or version that this
+        build doesn't know is refused.
+        """
+        missing = [key for key in ("codes", "scale", "layout", "shape") if key not in state]
+        if missing:
             raise ValueError(f"state: expected codes, scale, layout and shape, got no {', '.join(missing)}")
-        tag = bytes(tensor("layout", state["layout"], (torch.uint8,), ndim=1).tolist()).decode("ascii",
-        "replace") n, k, group = _three("shape", tensor("shape", state["shape"], (torch.int64,), ndim=1))
-        group = check_group(k, group) codes, scale = state["codes"], state["scale"] if tag == "row-major/1":
+        tag = bytes(tensor("layout", state["layout"], (torch.uint8,), ndim=1).tolist()).decode("ascii", "replace")
+        n, k, group = _three("shape", tensor("shape", state["shape"], (torch.int64,), ndim=1))
+        group = check_group(k, group)
+        codes, scale = state["codes"], state["scale"]
+        if tag == "row-major/1":
             shape("codes", tensor("codes", codes, (torch.int8,)), (n, k))
             return cls.empty(n, k, group, device=codes.device).write_rows(0, (codes, scale))
         if tag != f"{LAYOUT}/{VERSION}":
