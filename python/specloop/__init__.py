@@ -1,0 +1,1 @@
+"""A thin decode loop over specdec_kernels: models, drafts, generation, command line."""

@@ -1,0 +1,21 @@
+"""What specloop raises when it refuses something. Every message is one line that says what was wrong and where."""
+
+
+class SpecloopError(Exception):
+    """The base of all of them: catch this to catch everything that specloop refuses on purpose."""
+
+
+class ModelError(SpecloopError, ValueError):
+    """The model can't be found, or it is one that specloop does not run."""
+
+
+class FormatError(ModelError):
+    """The model's file is malformed, truncated, or uses a feature that the reader does not know."""
+
+
+class PromptError(SpecloopError, ValueError):
+    """The prompt can't be used: not text, or too long for the context."""
+
+
+class TemplateError(PromptError):
+    """The chat template is malformed, refuses the messages, or takes too much time or room."""

@@ -1,0 +1,1 @@
+"""Readers of model files, bounds-checked: a malformed file raises FormatError and nothing else."""
