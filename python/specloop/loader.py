@@ -1,0 +1,122 @@
+"""From a file to a model: reads rows on demand, packs them, and never holds more than one block of float weights."""
+
+import torch
+
+import specdec_kernels as sk
+
+from .errors import ModelError
+from .formats.gguf import GGUF
+from .formats.locate import find_model
+from .models.config import LlamaConfig
+from .models.llama import Layer, Llama, group_size
+from .text.tokenizer import Tokenizer
+
+BLOCK_BYTES = 4 << 20  # float32 bytes of rows that are read, repacked and dropped at a time
+DTYPES = ("int8", "f32")
+
+
+def load_model(name, *, dtype="int8", context=2048, progress=None):
+    """Loads a GGUF of the llama architecture: returns (model, tokenizer, chat template or None).
+
+    ``name``: "smollm2" or a path. ``dtype``: "int8" (group-wise codes) or "f32". ``progress(fraction)`` is called with
+    0 .. 1. Raises ModelError (unknown model, architecture, shapes), FormatError (malformed file).
+    """
+    if dtype not in DTYPES:
+        raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    path = find_model(name)
+    with GGUF.open(path) as file:
+        tokenizer = Tokenizer.from_gguf(file.metadata)
+        config = LlamaConfig.from_gguf(file.metadata, tokenizer.vocab_size)
+        template = file.metadata.get("tokenizer.chat_template")
+        file.metadata.clear()  # the vocabulary's strings: tens of MB that the weights can have
+        model = _Reader(file, config, dtype, progress).model(context, tokenizer.eos_ids, str(name))
+    return model, tokenizer, template
+
+
+class _Reader:
+    def __init__(self, file, config, dtype, progress):
+        self.file, self.config, self.dtype = file, config, dtype
+        self.progress = progress or (lambda fraction: None)
+        self.total = sum(info.nbytes for info in file.tensors.values()) or 1
+        self.done = 0
+
+    def model(self, context, eos_ids, name):
+        c, attention, kv = self.config, self.config.heads * self.config.head_dim, self.config.kv_heads * self.config.head_dim
+        embedding = self.matrix(c.hidden, ("token_embd.weight", c.vocab))
+        layers = []
+        for i in range(c.layers):
+            blk = f"blk.{i}."
+            layers.append(
+                Layer(
+                    attention_norm=self.vector(blk + "attn_norm.weight"),
+                    qkv=self.matrix(
+                        c.hidden,
+                        (blk + "attn_q.weight", attention),
+                        (blk + "attn_k.weight", kv),
+                        (blk + "attn_v.weight", kv),
+                    ),
+                    attention_out=self.matrix(attention, (blk + "attn_output.weight", c.hidden)),
+                    mlp_norm=self.vector(blk + "ffn_norm.weight"),
+                    gate_up=self.matrix(
+                        c.hidden, (blk + "ffn_gate.weight", c.intermediate), (blk + "ffn_up.weight", c.intermediate)
+                    ),
+                    down=self.matrix(c.intermediate, (blk + "ffn_down.weight", c.hidden)),
+                )
+            )
+        tied = "output.weight" not in self.file.tensors
+        head = embedding if tied else self.matrix(c.hidden, ("output.weight", c.vocab))
+        norm = self.vector("output_norm.weight")
+        self.progress(1.0)
+        return Llama(c, embedding, layers, norm, head, context=context, eos_ids=eos_ids, name=name)
+
+    def vector(self, name):
+        self._expect(name, (self.config.hidden,))
+        return self.file.read(name).reshape(-1)
+
+    def matrix(self, width, *parts):
+        """The named matrices ([rows, width] each) one below the other."""
+        total = sum(rows for _, rows in parts)
+        if self.dtype == "int8":
+            weight = sk.Int8Weight.empty(total, width, group_size(width))
+            write = weight.write_rows
+        else:
+            weight = torch.empty(total, width)
+            write = lambda start, rows: weight[start : start + len(rows)].copy_(rows)
+        start = 0
+        for block in self._blocks(width, parts):
+            write(start, block)
+            start += len(block)
+        return weight
+
+    def _blocks(self, width, parts):
+        """Rows of all parts in order, in blocks whose length is a multiple of 64 (but for the last)."""
+        pending, height = [], 0
+        for name, rows in parts:
+            self._expect(name, (rows, width))
+            step = max(self.config.head_dim, BLOCK_BYTES // (4 * width) // self.config.head_dim * self.config.head_dim)
+            for first in range(0, rows, step):
+                stop = min(first + step, rows)
+                block = self.file.read_rows(name, first, stop)
+                if name.endswith(("attn_q.weight", "attn_k.weight")):
+                    block = self._half_split(block)
+                self.done += self.file.tensors[name].nbytes * (stop - first) / rows
+                self.progress(min(1.0, self.done / self.total))
+                pending.append(block)
+                height += len(block)
+                if height % 64 == 0:
+                    yield pending[0] if len(pending) == 1 else torch.cat(pending)
+                    pending, height = [], 0
+        if pending:
+            yield torch.cat(pending)
+
+    def _half_split(self, rows):
+        """GGUF stores llama's q and k with rotary pairs next to each other; our kernels pair i with i + D / 2."""
+        heads = rows.unflatten(0, (-1, self.config.head_dim // 2, 2))
+        return heads.transpose(1, 2).reshape(rows.shape)
+
+    def _expect(self, name, shape):
+        info = self.file.tensors.get(name)
+        if info is None:
+            raise ModelError(f"{name}: missing from the file")
+        if tuple(info.shape) != shape:
+            raise ModelError(f"{name}: expected shape {list(shape)}, got {list(info.shape)}")

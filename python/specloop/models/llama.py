@@ -1,0 +1,232 @@
+"""A llama-family decoder on our kernels: one pass reads every weight once for all its rows.
+
+Each row of a pass is bit-equal to the row computed alone, so text decoded with speculation equals text decoded without.
+That rests on kernels whose rows are independent (rms norm, quantise, linear, attention with a fixed key order) and on
+buffers that are reused but never shared between rows. Activations are float32 between kernels; int8 models quantise
+them in groups inside the kernels (contract, int8).
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+import specdec_kernels as sk
+
+from .config import LlamaConfig
+
+CHUNK = 128  # rows per pass while reading a prompt: enough to reuse each weight block, small enough to stay in cache
+PAGE = 64  # tokens per cache page
+
+
+@dataclass
+class Layer:
+    """Weights of one block: ``Int8Weight`` or float32 [N, K] matrices, float32 norms."""
+
+    attention_norm: torch.Tensor
+    qkv: object
+    attention_out: object
+    mlp_norm: torch.Tensor
+    gate_up: object
+    down: object
+
+
+class KVCache:
+    """Keys and values of one request, float32, in pages of ``PAGE`` tokens. Rolling back only moves ``length``."""
+
+    def __init__(self, config, capacity):
+        pages = -(-max(capacity, 1) // PAGE)
+        shape = (pages, PAGE, config.kv_heads, config.head_dim)
+        # empty, not zeros: pages that are never reached never become resident memory
+        self.k = [torch.empty(shape) for _ in range(config.layers)]
+        self.v = [torch.empty(shape) for _ in range(config.layers)]
+        self.capacity = capacity
+        self.length = 0
+        self.page_table = torch.arange(pages, dtype=torch.int32)[None]
+        self.lengths = torch.zeros(1, dtype=torch.int32)
+
+    def truncate(self, length):
+        if not 0 <= length <= self.length:
+            raise ValueError(f"length: expected 0 to {self.length}, got {length}")
+        self.length = length
+
+    @property
+    def nbytes(self):
+        return sum(t.nbytes for t in (*self.k, *self.v))
+
+
+class Rows:
+    """Views of the shared buffers for a pass of ``n`` rows, made once per ``n``."""
+
+    def __init__(self, buffers, config, n):
+        c = config
+        attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        self.hidden = buffers.hidden[:n]
+        self.qkv = buffers.qkv[:n]
+        self.q = self.qkv[:, :attention].unflatten(1, (c.heads, c.head_dim))
+        self.q_batch = self.q[None]
+        self.k = self.qkv[:, attention : attention + kv].unflatten(1, (c.kv_heads, c.head_dim))
+        self.v = self.qkv[:, attention + kv :].unflatten(1, (c.kv_heads, c.head_dim))
+        self.attended = buffers.attended[:n]
+        self.attended_heads = self.attended.view(1, n, c.heads, c.head_dim)
+        self.delta = buffers.delta[:n]
+        self.gate_up = buffers.gate_up[:n]
+        self.normed = tuple(t[:n] for t in buffers.normed)
+        self.activated = tuple(t[:n] for t in buffers.activated)
+
+
+class Buffers:
+    """Every activation of a pass, allocated once. ``normed`` and ``activated`` are (codes, scales) or (values,)."""
+
+    def __init__(self, config, rows, groups):
+        c = config
+        self.hidden = torch.empty(rows, c.hidden)
+        self.qkv = torch.empty(rows, (c.heads + 2 * c.kv_heads) * c.head_dim)
+        self.attended = torch.empty(rows, c.heads * c.head_dim)
+        self.delta = torch.empty(rows, c.hidden)
+        self.gate_up = torch.empty(rows, 2 * c.intermediate)
+        self.normed = self._operand(rows, c.hidden, groups)
+        self.activated = self._operand(rows, c.intermediate, groups)
+
+    @staticmethod
+    def _operand(rows, width, groups):
+        if groups is None:
+            return (torch.empty(rows, width),)
+        return torch.empty(rows, width, dtype=torch.int8), torch.empty(rows, width // groups(width))
+
+
+def group_size(width):
+    """Elements that share a scale: the largest divisor of ``width`` that is a multiple of 32 and at most 256.
+
+    One float scale per 192 or 256 codes costs 2 % of the bytes; ``width`` itself where nothing divides it.
+    """
+    return next((g for g in range(256, 0, -32) if width % g == 0), width)
+
+
+class Llama:
+    """``embedding`` is [vocab, hidden]; ``head`` is the same object where they are tied."""
+
+    def __init__(self, config: LlamaConfig, embedding, layers, norm, head, *, context, eos_ids=(), name="llama"):
+        self.config = config
+        self.name = name
+        self.context = min(context, config.context)
+        self.vocab_size = config.vocab
+        self.eos_ids = frozenset(eos_ids)
+        self.int8 = isinstance(head, sk.Int8Weight)
+        self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
+        self._buffers = Buffers(config, CHUNK, group_size if self.int8 else None)
+        self._rows = {}
+        self._logits = torch.empty(1, config.vocab)
+        frequency = config.rope_theta ** -(
+            torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
+        )
+        angle = torch.arange(self.context, dtype=torch.float64)[:, None] * frequency
+        self._cos, self._sin = angle.cos().float(), angle.sin().float()
+        self._slots = torch.arange(self.context, dtype=torch.int64)
+
+    def new_cache(self, capacity=None):
+        return KVCache(self.config, min(capacity or self.context, self.context))
+
+    def forward(self, tokens, cache, *, last):
+        """Appends ``tokens`` to the cache and returns float32 logits [last, vocab] of the last ``last`` positions.
+
+        The result is valid until the next call. Raises ValueError if the tokens don't fit or an id is out of range.
+        """
+        n = len(tokens)
+        if not 0 < last <= n:
+            raise ValueError(f"last: expected 1 to {n} (the number of tokens), got {last}")
+        if cache.length + n > cache.capacity:
+            raise ValueError(f"tokens: expected at most {cache.capacity - cache.length} (room in the cache), got {n}")
+        ids = torch.tensor(tokens, dtype=torch.int64)
+        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+            raise ValueError(f"tokens: expected ids in [0, {self.vocab_size}), got {min(tokens)} to {max(tokens)}")
+        if self._logits.shape[0] < last:
+            self._logits = torch.empty(last, self.vocab_size)
+        done = 0
+        while done < n:
+            count = min(CHUNK, n - done)
+            rows = self._blocks(ids[done : done + count], cache)
+            cache.length += count
+            done += count
+            # Rows of this chunk that are among the last `last` of all.
+            first = max(0, (n - last) - (done - count))
+            if first < count:
+                self._head(rows, first, count, self._logits[done - count + first - (n - last) : done - (n - last)])
+        return self._logits[:last]
+
+    def _blocks(self, ids, cache):
+        n, start = ids.shape[0], cache.length
+        r = self._rows.get(n)
+        if r is None:
+            r = Rows(self._buffers, self.config, n)
+            if n <= 16:  # the sizes that come back every round
+                self._rows[n] = r
+        cos, sin, slots = self._cos[start : start + n], self._sin[start : start + n], self._slots[start : start + n]
+        cache.lengths.fill_(start + n)
+        table, lengths = cache.page_table, cache.lengths
+        self._embed(ids, r.hidden)
+        delta = None
+        for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
+            x = self._normalise(r.hidden, delta, layer.attention_norm, r.normed)
+            self._project(x, layer.qkv, r.qkv)
+            sk.rope_write_kv_int8(r.k, r.v, cos, sin, k_cache, None, v_cache, None, slots, q=r.q)
+            sk.attend_int8(
+                r.q_batch, k_cache, None, v_cache, None, table, lengths, out=r.attended_heads
+            )
+            delta = self._project(r.attended, layer.attention_out, r.delta)
+            x = self._normalise(r.hidden, delta, layer.mlp_norm, r.normed)
+            self._project(x, layer.gate_up, r.gate_up)
+            x = self._activate(r.gate_up, r.activated)
+            delta = self._project(x, layer.down, r.delta)
+        return r
+
+    def _head(self, r, first, stop, out):
+        normed = tuple(t[first:stop] for t in r.normed)
+        x = self._normalise(r.hidden[first:stop], r.delta[first:stop], self.norm, normed)
+        self._project(x, self.head, out)
+
+    # The four steps that differ between int8 and float32 weights.
+
+    def _embed(self, ids, out):
+        if self.int8:
+            self.embedding.rows(ids, out=out)
+        else:
+            torch.index_select(self.embedding, 0, ids, out=out)
+
+    def _normalise(self, hidden, delta, weight, out):
+        """hidden += delta, then the normed (and quantised) operand of the next product."""
+        eps = self.config.rms_eps
+        if self.int8:
+            if delta is None:
+                sk.rms_norm_quantize_int8(hidden, weight, eps, group_size=group_size(hidden.shape[1]), out=out)
+            else:
+                sk.rms_norm_quantize_int8(
+                    delta,
+                    weight,
+                    eps,
+                    residual=hidden,
+                    group_size=group_size(hidden.shape[1]),
+                    out=out,
+                    residual_out=hidden,
+                )
+            return out
+        if delta is not None:
+            hidden += delta
+        return sk.rms_norm(hidden, weight, eps, out=out[0])
+
+    def _project(self, x, weight, out):
+        if self.int8:
+            return sk.linear_int8(x, weight, out=out)
+        return sk.linear_f32(x, weight, out=out)
+
+    def _activate(self, gate_up, out):
+        if self.int8:
+            sk.silu_mul_quantize_int8(gate_up, group_size=group_size(gate_up.shape[1] // 2), out=out)
+            return out
+        return sk.silu_mul(gate_up, out=out[0])
+
+    @property
+    def nbytes(self):
+        """Bytes of weights (a tied head counted once)."""
+        matrices = {id(m): m for m in (self.embedding, self.head)}.values()
+        parts = [m for layer in self.layers for m in vars(layer).values()]
+        return sum(m.nbytes for m in (*matrices, *parts, self.norm))
