@@ -15,6 +15,8 @@
 #include "cpu/isa.h"
 #include "cpu/threads.h"
 
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors never cross a call
+
 namespace sk {
 namespace {
 
@@ -122,14 +124,15 @@ const char* attend(const Attend& c, int threads) {
   // About 2 multiply-adds per key, row and dimension: under ~40k of them a thread is not worth waking.
   const int64_t work = 2 * longest * (c.rows < kRows ? c.rows : kRows) * c.dim;
   const int64_t grain = work >= 40000 ? 1 : 40000 / (work + 1) + 1;
+  const int64_t stride = (longest + kLanes) / kLanes * kLanes + kLanes;
   std::atomic<bool> short_of_memory{false};
   parallel_for(threads, tasks, grain, [&](int64_t begin, int64_t end) {
     // One scratch per thread, kept between calls: a decode pass makes one call per layer.
     thread_local std::unique_ptr<float[]> scratch;
     thread_local int64_t room = 0;
-    const int64_t need = (longest + kLanes) * kRows;
+    const int64_t need = stride * (kRows + 2 * (sizeof(void*) / sizeof(float)) + 2);
     if (room < need) {
-      scratch.reset(new (std::nothrow) float[need * 2]);
+      scratch.reset(new (std::nothrow) float[need * 2]);  // room to grow: keys come one by one
       room = scratch ? need * 2 : 0;
       if (!scratch) {
         short_of_memory = true;
@@ -138,7 +141,7 @@ const char* attend(const Attend& c, int threads) {
     }
     for (int64_t i = begin; i < end; ++i) {
       const int64_t block = i % blocks, head = i / blocks % c.heads, b = i / blocks / c.heads, row0 = block * kRows;
-      task(c, b, head, row0, c.rows - row0 < kRows ? c.rows - row0 : kRows, scratch.get());
+      task(c, b, head, row0, c.rows - row0 < kRows ? c.rows - row0 : kRows, scratch.get(), stride);
     }
   });
   return short_of_memory ? "attend: out of memory for the scores" : nullptr;
