@@ -45,9 +45,7 @@ def dequantize_ggml(blocks, kind, *, out=None):
     elements, size = BLOCKS[kind]
     row_bytes = blocks.shape[-1]
     if row_bytes % size:
-        raise ValueError(
-            f"blocks: expected rows of whole {kind} blocks ({size} bytes each), got {row_bytes} bytes"
-        )
+        raise ValueError(f"blocks: expected rows of whole {kind} blocks ({size} bytes each), got {row_bytes} bytes")
     shape = (*blocks.shape[:-1], row_bytes // size * elements)
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=blocks.device)
@@ -57,9 +55,7 @@ def dequantize_ggml(blocks, kind, *, out=None):
         validate.rows("out", out)
         validate.no_overlap("out", out, "blocks", blocks)
     if out.numel():
-        registry.call(
-            "dequantize_ggml", blocks.device.type, _matrix("blocks", blocks), kind, _matrix("out", out)
-        )
+        registry.call("dequantize_ggml", blocks.device.type, _matrix("blocks", blocks), kind, _matrix("out", out))
     return out
 
 

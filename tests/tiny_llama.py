@@ -57,7 +57,9 @@ def plain_float64(model, tokens):
     double = lambda t: t.double()
     x = double(model.embedding)[torch.tensor(tokens)]
     n, group = len(tokens), c.heads // c.kv_heads
-    angle = torch.arange(n)[:, None] * c.rope_theta ** -(torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim)
+    angle = torch.arange(n)[:, None] * c.rope_theta ** -(
+        torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim
+    )
     cos, sin = torch.cat([angle, angle], 1).cos(), torch.cat([angle, angle], 1).sin()
     rms = lambda h, w: h / (h.square().mean(-1, keepdim=True) + c.rms_eps).sqrt() * double(w)
     turn = lambda t: t * cos + torch.cat([-t[..., c.head_dim // 2 :], t[..., : c.head_dim // 2]], -1) * sin

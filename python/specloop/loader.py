@@ -41,7 +41,11 @@ class _Reader:
         self.done = 0
 
     def model(self, context, eos_ids, name):
-        c, attention, kv = self.config, self.config.heads * self.config.head_dim, self.config.kv_heads * self.config.head_dim
+        c, attention, kv = (
+            self.config,
+            self.config.heads * self.config.head_dim,
+            self.config.kv_heads * self.config.head_dim,
+        )
         embedding = self.matrix(c.hidden, ("token_embd.weight", c.vocab))
         layers = []
         for i in range(c.layers):

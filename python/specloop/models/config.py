@@ -23,7 +23,9 @@ class LlamaConfig:
             if getattr(self, name) < 1:
                 raise ModelError(f"model: expected {name} of at least 1, got {getattr(self, name)}")
         if self.heads % self.kv_heads:
-            raise ModelError(f"model: expected heads to be a multiple of kv_heads, got {self.heads} and {self.kv_heads}")
+            raise ModelError(
+                f"model: expected heads to be a multiple of kv_heads, got {self.heads} and {self.kv_heads}"
+            )
         if self.head_dim % 2:
             raise ModelError(f"model: expected an even head dimension, got {self.head_dim}")
 
@@ -50,7 +52,9 @@ class LlamaConfig:
             raise ModelError(f"llama.attention.head_count: expected a divisor of {hidden}, got {heads}")
         head_dim = number("attention.key_length", int, hidden // heads)
         if number("rope.dimension_count", int, head_dim) != head_dim:
-            raise ModelError(f"llama.rope.dimension_count: expected {head_dim} like the head dimension (no partial rotary)")
+            raise ModelError(
+                f"llama.rope.dimension_count: expected {head_dim} like the head dimension (no partial rotary)"
+            )
         return cls(
             layers=number("block_count", int),
             hidden=hidden,

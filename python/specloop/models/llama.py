@@ -116,9 +116,7 @@ class Llama:
         self._buffers = Buffers(config, CHUNK, group_size if self.int8 else None)
         self._rows = {}
         self._logits = torch.empty(1, config.vocab)
-        frequency = config.rope_theta ** -(
-            torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim
-        )
+        frequency = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
         angle = torch.arange(self.context, dtype=torch.float64)[:, None] * frequency
         self._cos, self._sin = angle.cos().float(), angle.sin().float()
         self._slots = torch.arange(self.context, dtype=torch.int64)
@@ -169,9 +167,7 @@ class Llama:
             x = self._normalise(r.hidden, delta, layer.attention_norm, r.normed)
             self._project(x, layer.qkv, r.qkv)
             sk.rope_write_kv_int8(r.k, r.v, cos, sin, k_cache, None, v_cache, None, slots, q=r.q)
-            sk.attend_int8(
-                r.q_batch, k_cache, None, v_cache, None, table, lengths, out=r.attended_heads
-            )
+            sk.attend_int8(r.q_batch, k_cache, None, v_cache, None, table, lengths, out=r.attended_heads)
             delta = self._project(r.attended, layer.attention_out, r.delta)
             x = self._normalise(r.hidden, delta, layer.mlp_norm, r.normed)
             self._project(x, layer.gate_up, r.gate_up)
