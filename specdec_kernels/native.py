@@ -4,6 +4,7 @@
 that ``python -m specdec_kernels`` and :func:`specdec_kernels.backends` show.
 """
 
+import contextvars
 import importlib
 import os
 
@@ -55,3 +56,15 @@ cpu, cpu_reason = _load_cpu()
 def threads():
     """How many threads a CPU kernel may use: torch's own setting."""
     return torch.get_num_threads()
+
+
+# The recording (recording.py) that listens in this thread or task, or None.
+recorder = contextvars.ContextVar("specdec_recorder", default=None)
+
+
+def launch(function, *args):
+    """Calls a compiled function; every call of the cpu backend goes through here, so that it can be recorded."""
+    recording = recorder.get()
+    if recording is not None:
+        recording.calls.append((function, args))
+    return function(*args)

@@ -114,7 +114,11 @@ def call(operation, device_type, *args):
     reasons = []
     for backend, function in found:
         try:
-            return function(*args)
+            result = function(*args)
+            recording = native.recorder.get()
+            if recording is not None:
+                recording.keep(operation, backend, args)
+            return result
         except Unsupported as error:
             reasons.append(f"{backend}: {error}")
             _declined[operation, backend] = reasons[-1]

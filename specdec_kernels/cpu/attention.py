@@ -1,6 +1,7 @@
 """C++ attention family."""
 
 from .. import native
+from ..native import launch
 
 _rope_write_kv = native.cpu.rope_write_kv
 _attend = native.cpu.attend
@@ -8,7 +9,8 @@ _attend = native.cpu.attend
 
 def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
     tokens, heads, dim = k.shape
-    _rope_write_kv(
+    launch(
+        _rope_write_kv,
         0 if q is None else q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -34,7 +36,8 @@ def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, sl
 def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):
     batch, rows, heads, dim = q.shape
     pages, page_size, kv_heads, _ = k_cache.shape
-    _attend(
+    launch(
+        _attend,
         q.data_ptr(),
         out.data_ptr(),
         q.stride(0),

@@ -10,7 +10,8 @@ _TYPE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.int8: 3}
 
 def pack_int8(values, scale, start, weight):
     of_scale = (0, 0, 0) if scale is None else (scale.data_ptr(), scale.stride(0), scale.shape[1])
-    _kernels.pack_int8(
+    native.launch(
+        _kernels.pack_int8,
         _TYPE[values.dtype],
         values.data_ptr(),
         values.shape[0],
@@ -24,7 +25,15 @@ def pack_int8(values, scale, start, weight):
 
 def rows_int8(ids, weight, out):
     ids = ids.contiguous()
-    _kernels.rows_int8(*weight.native, ids.data_ptr(), ids.shape[0], out.data_ptr(), out.stride(0), native.threads())
+    native.launch(
+        _kernels.rows_int8,
+        *weight.native,
+        ids.data_ptr(),
+        ids.shape[0],
+        out.data_ptr(),
+        out.stride(0),
+        native.threads(),
+    )
 
 
 def linear_int8(x, scale, weight, bias, out):
@@ -33,7 +42,8 @@ def linear_int8(x, scale, weight, bias, out):
     else:
         of_scale = (scale.data_ptr(), scale.stride(0), scale.shape[1])
     of_bias = (0, 0) if bias is None else (bias.data_ptr(), _TYPE[bias.dtype])
-    _kernels.linear_int8(
+    native.launch(
+        _kernels.linear_int8,
         _TYPE[x.dtype],
         x.data_ptr(),
         x.shape[0],

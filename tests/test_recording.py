@@ -1,0 +1,65 @@
+"""Recording and running again: same bits, fresh values, references kept, refusals."""
+
+import gc
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+
+
+def test_runs_again_on_new_values():
+    weight = sk.pack_int8(torch.randn(48, 64))
+    x, out = torch.randn(2, 64), torch.empty(2, 48)
+    with sk.record() as recording:
+        sk.linear_int8(x, weight, out=out)
+    assert recording.complete and len(recording.calls) == 1
+    first = out.clone()
+    x.copy_(torch.randn(2, 64))
+    recording.run()
+    assert torch.equal(out, sk.linear_int8(x, weight)) and not torch.equal(out, first)
+
+
+def test_keeps_what_it_uses():
+    with sk.record() as recording:
+        out = torch.empty(1, 32)
+        sk.linear_int8(torch.ones(1, 64), sk.pack_int8(torch.ones(32, 64)), out=out)
+    gc.collect()
+    torch.full((1 << 16,), 7.0)  # would land in freed memory
+    out.zero_()
+    recording.run()
+    assert torch.equal(out, torch.full((1, 32), 64.0))
+
+
+def test_other_backends_are_not_recorded():
+    with sk.use_backend("reference"), sk.record() as recording:
+        sk.linear_int8(torch.ones(1, 64), sk.pack_int8(torch.ones(32, 64)))
+    assert not recording.complete
+    with pytest.raises(RuntimeError, match="ran on the reference backend"):
+        recording.run()
+
+
+def test_an_exception_spoils_the_recording():
+    with pytest.raises(ValueError, match="slots"), sk.record() as recording:
+        x, cache = torch.zeros(1, 1, 2), torch.zeros(1, 1, 1, 2)
+        flat = torch.zeros(1, 1)
+        sk.rope_write_kv_int8(x, x, flat, flat, cache, None, cache.clone(), None, torch.tensor([5]))
+    with pytest.raises(RuntimeError, match="raised"):
+        recording.run()
+
+
+def test_values_are_checked_in_every_run():
+    x, cache, flat, slots = torch.zeros(1, 1, 2), torch.zeros(1, 1, 1, 2), torch.zeros(1, 1), torch.tensor([0])
+    other = cache.clone()
+    with sk.record() as recording:
+        sk.rope_write_kv_int8(x, x, flat, flat, cache, None, other, None, slots)
+    slots.fill_(1)
+    with pytest.raises(ValueError, match="slots"):
+        recording.run()
+
+
+def test_nothing_recorded():
+    with sk.record() as recording:
+        pass
+    with pytest.raises(RuntimeError, match="holds no calls"):
+        recording.run()
