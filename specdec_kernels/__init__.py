@@ -5,7 +5,7 @@ can be used here and why the rest can't.
 """
 
 from .recording import Recording, record
-from .registry import BackendUnavailable, backends, use_backend
+from .registry import BackendUnavailable, backends, forced_backend, use_backend
 
 # quantize family
 

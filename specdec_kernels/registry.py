@@ -69,6 +69,11 @@ def _load(backend):
         return None, f"{type(error).__name__}: {error}"
 
 
+def forced_backend():
+    """The name that the innermost ``use_backend`` of this thread or task asks for, or None."""
+    return _forced.get()
+
+
 def environment_choice(operation):
     """The backend that the environment asks for, or None."""
     return os.environ.get(f"SPECDEC_BACKEND_{operation.upper()}") or os.environ.get("SPECDEC_BACKEND") or None

@@ -16,6 +16,7 @@ from .config import LlamaConfig
 
 CHUNK = 128  # rows per pass while reading a prompt: enough to reuse each weight block, small enough to stay in cache
 PAGE = 64  # tokens per cache page
+REPEATED = 16  # passes of at most this many rows come back every round: they are recorded once and run again
 
 
 @dataclass
@@ -41,6 +42,7 @@ class KVCache:
         self.v = [torch.empty(shape) for _ in range(config.layers)]
         self.capacity = capacity
         self.length = 0
+        self.recordings = {}  # passes over exactly these buffers (Llama._pass)
         self.page_table = torch.arange(pages, dtype=torch.int32)[None]
         self.lengths = torch.zeros(1, dtype=torch.int32)
 
@@ -60,6 +62,9 @@ class Rows:
     def __init__(self, buffers, config, n):
         c = config
         attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        self.rotary = buffers.rotary[:n]
+        self.cos, self.sin = self.rotary.chunk(2, 1)
+        self.slots = buffers.slots[:n]
         self.hidden = buffers.hidden[:n]
         self.qkv = buffers.qkv[:n]
         self.q = self.qkv[:, :attention].unflatten(1, (c.heads, c.head_dim))
@@ -79,6 +84,8 @@ class Buffers:
 
     def __init__(self, config, rows, groups):
         c = config
+        self.rotary = torch.empty(rows, c.head_dim)
+        self.slots = torch.empty(rows, dtype=torch.int64)
         self.hidden = torch.empty(rows, c.hidden)
         self.qkv = torch.empty(rows, (c.heads + 2 * c.kv_heads) * c.head_dim)
         self.attended = torch.empty(rows, c.heads * c.head_dim)
@@ -115,10 +122,10 @@ class Llama:
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self._buffers = Buffers(config, CHUNK, group_size if self.int8 else None)
         self._rows = {}
-        self._logits = torch.empty(1, config.vocab)
+        self._logits = torch.empty(REPEATED, config.vocab)
         frequency = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
         angle = torch.arange(self.context, dtype=torch.float64)[:, None] * frequency
-        self._cos, self._sin = angle.cos().float(), angle.sin().float()
+        self._rotary = torch.cat([angle.cos(), angle.sin()], 1).float()
         self._slots = torch.arange(self.context, dtype=torch.int64)
 
     def new_cache(self, capacity=None):
@@ -134,51 +141,58 @@ class Llama:
             raise ValueError(f"last: expected 1 to {n} (the number of tokens), got {last}")
         if cache.length + n > cache.capacity:
             raise ValueError(f"tokens: expected at most {cache.capacity - cache.length} (room in the cache), got {n}")
-        ids = torch.tensor(tokens, dtype=torch.int64)
         if min(tokens) < 0 or max(tokens) >= self.vocab_size:
             raise ValueError(f"tokens: expected ids in [0, {self.vocab_size}), got {min(tokens)} to {max(tokens)}")
-        if self._logits.shape[0] < last:
-            self._logits = torch.empty(last, self.vocab_size)
-        done = 0
-        while done < n:
-            count = min(CHUNK, n - done)
-            rows = self._blocks(ids[done : done + count], cache)
-            cache.length += count
-            done += count
-            # Rows of this chunk that are among the last `last` of all.
-            first = max(0, (n - last) - (done - count))
-            if first < count:
-                self._head(rows, first, count, self._logits[done - count + first - (n - last) : done - (n - last)])
-        return self._logits[:last]
+        ids = torch.tensor(tokens, dtype=torch.int64)
+        logits = self._logits[:last] if last <= REPEATED else torch.empty(last, self.vocab_size)
+        for start in range(0, n, CHUNK):
+            chunk = ids[start : start + CHUNK]
+            stop = start + len(chunk)
+            wanted = max(0, min(len(chunk), stop - (n - last)))  # rows of this chunk that are among the last
+            self._pass(chunk, cache, logits[stop - wanted - (n - last) : stop - (n - last)] if wanted else None)
+        return logits
 
-    def _blocks(self, ids, cache):
-        n, start = ids.shape[0], cache.length
-        r = self._rows.get(n)
-        if r is None:
-            r = Rows(self._buffers, self.config, n)
-            if n <= 16:  # the sizes that come back every round
-                self._rows[n] = r
-        cos, sin, slots = self._cos[start : start + n], self._sin[start : start + n], self._slots[start : start + n]
+    def _pass(self, ids, cache, logits):
+        """One pass over the weights for all of ``ids``; logits (or None) takes the last rows."""
+        n, start = len(ids), cache.length
+        r = self._rows.get(n) or Rows(self._buffers, self.config, n)
+        r.rotary.copy_(self._rotary[start : start + n])
+        r.slots.copy_(self._slots[start : start + n])
         cache.lengths.fill_(start + n)
-        table, lengths = cache.page_table, cache.lengths
         self._embed(ids, r.hidden)
+        if n > REPEATED:
+            self._steps(r, cache, logits)
+        else:
+            self._rows[n] = r
+            key = n, 0 if logits is None else len(logits), torch.get_num_threads(), sk.forced_backend()
+            recording = cache.recordings.get(key)
+            if recording is not None:
+                recording.run()
+            else:
+                with sk.record() as recording:
+                    self._steps(r, cache, logits)
+                if recording.complete:
+                    cache.recordings[key] = recording
+        cache.length += n
+
+    def _steps(self, r, cache, logits):
         delta = None
         for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
             x = self._normalise(r.hidden, delta, layer.attention_norm, r.normed)
             self._project(x, layer.qkv, r.qkv)
-            sk.rope_write_kv_int8(r.k, r.v, cos, sin, k_cache, None, v_cache, None, slots, q=r.q)
-            sk.attend_int8(r.q_batch, k_cache, None, v_cache, None, table, lengths, out=r.attended_heads)
+            sk.rope_write_kv_int8(r.k, r.v, r.cos, r.sin, k_cache, None, v_cache, None, r.slots, q=r.q)
+            sk.attend_int8(
+                r.q_batch, k_cache, None, v_cache, None, cache.page_table, cache.lengths, out=r.attended_heads
+            )
             delta = self._project(r.attended, layer.attention_out, r.delta)
             x = self._normalise(r.hidden, delta, layer.mlp_norm, r.normed)
             self._project(x, layer.gate_up, r.gate_up)
-            x = self._activate(r.gate_up, r.activated)
-            delta = self._project(x, layer.down, r.delta)
-        return r
-
-    def _head(self, r, first, stop, out):
-        normed = tuple(t[first:stop] for t in r.normed)
-        x = self._normalise(r.hidden[first:stop], r.delta[first:stop], self.norm, normed)
-        self._project(x, self.head, out)
+            delta = self._project(self._activate(r.gate_up, r.activated), layer.down, r.delta)
+        if logits is not None:
+            n = len(r.hidden)
+            last = slice(n - len(logits), n)
+            normed = tuple(t[last] for t in r.normed)
+            self._project(self._normalise(r.hidden[last], delta[last], self.norm, normed), self.head, logits)
 
     # The four steps that differ between int8 and float32 weights.
 
@@ -191,23 +205,12 @@ class Llama:
     def _normalise(self, hidden, delta, weight, out):
         """hidden += delta, then the normed (and quantised) operand of the next product."""
         eps = self.config.rms_eps
+        x, add = (hidden, {}) if delta is None else (delta, {"residual": hidden, "residual_out": hidden})
         if self.int8:
-            if delta is None:
-                sk.rms_norm_quantize_int8(hidden, weight, eps, group_size=group_size(hidden.shape[1]), out=out)
-            else:
-                sk.rms_norm_quantize_int8(
-                    delta,
-                    weight,
-                    eps,
-                    residual=hidden,
-                    group_size=group_size(hidden.shape[1]),
-                    out=out,
-                    residual_out=hidden,
-                )
+            sk.rms_norm_quantize_int8(x, weight, eps, group_size=group_size(hidden.shape[1]), out=out, **add)
             return out
-        if delta is not None:
-            hidden += delta
-        return sk.rms_norm(hidden, weight, eps, out=out[0])
+        sk.rms_norm(x, weight, eps, out=out[0], **add)
+        return out[0]
 
     def _project(self, x, weight, out):
         if self.int8:
@@ -218,7 +221,8 @@ class Llama:
         if self.int8:
             sk.silu_mul_quantize_int8(gate_up, group_size=group_size(gate_up.shape[1] // 2), out=out)
             return out
-        return sk.silu_mul(gate_up, out=out[0])
+        sk.silu_mul(gate_up, out=out[0])
+        return out[0]
 
     @property
     def nbytes(self):
