@@ -150,7 +150,7 @@ def use_backend(name):
 
 
 def backends():
-    """What each backend is here: name -> ``{"usable": bool, "reason": str | None, "operations": [...], "declined": {}}``.
+    """Per backend: ``{"usable": bool, "reason": str | None, "operations": [...], "declined": {...}}``.
 
     ``declined`` holds, per operation, why the backend last passed a call on to the next one.
     """
