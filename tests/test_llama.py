@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from tiny_llama import CONFIG, build, plain_float64
 
 import specdec_kernels as sk
 from specdec_kernels import native
 from specloop.errors import ModelError
 from specloop.models.config import LlamaConfig
+from tiny_llama import CONFIG, build, plain_float64
 
 TOKENS = [int(t) for t in torch.randint(0, CONFIG.vocab, (150,), generator=torch.Generator().manual_seed(3))]
 
