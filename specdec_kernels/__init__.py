@@ -8,6 +8,8 @@ from .recording import Recording, record
 from .registry import BackendUnavailable, backends, forced_backend, use_backend
 
 # quantize family
+from .fused_quantize import rms_norm, rms_norm_quantize_int8, silu_mul, silu_mul_quantize_int8
+from .quantize import dequantize_int8, quantize_int8
 
 # linear family
 from .linear import Int8Weight, linear_f32, linear_int8, pack_int8

@@ -20,6 +20,8 @@ OPERATIONS = (
     "dequantize_int8",
     "rms_norm_quantize_int8",
     "silu_mul_quantize_int8",
+    "rms_norm",
+    "silu_mul",
     "pack_int8",
     "rows_int8",
     "linear_int8",

@@ -41,18 +41,60 @@ def rows(name, value):
     return value
 
 
+def row_stride(value):
+    """Elements from one row of a [..., H] tensor to the next, or None if its rows are not evenly spaced."""
+    if value.dim() == 2:
+        return value.stride(0)
+    if value.is_contiguous():
+        return value.shape[-1]
+    first = step = None
+    for size, stride in zip(reversed(value.shape[:-1]), reversed(value.stride()[:-1]), strict=True):
+        if size == 1:
+            continue
+        if first is None:
+            first = stride
+        elif stride != step:
+            return None
+        step = stride * size
+    return value.shape[-1] if first is None else first
+
+
+def output_rows(name, value):
+    """Refuses an output whose rows are strided inside, unevenly spaced, or lie on each other."""
+    if value.is_contiguous():
+        return value
+    rows(name, value)
+    stride = row_stride(value)
+    if stride is None or (stride < value.shape[-1] and value.numel() > value.shape[-1]):
+        raise ValueError(f"{name}: expected evenly spaced rows that don't overlap, got strides {list(value.stride())}")
+    return value
+
+
 def no_overlap(name, out, other_name, other):
-    """Refuses an output that shares memory with an input."""
+    """Refuses an output that shares memory with another tensor. Rows may lie between the other tensor's rows."""
     a, b = _span(out), _span(other)
-    if a[0] < b[1] and b[0] < a[1]:
+    if a[0] < b[1] and b[0] < a[1] and not _interleaved(out, other, b[0] - a[0]):
         raise ValueError(f"{name}: expected memory of its own, got a tensor that overlaps {other_name}")
 
 
 def _span(value):
-    if value.numel() == 0:
+    count = value.numel()
+    if count == 0:
         return 0, 0
-    last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    return value.data_ptr(), value.data_ptr() + (last + 1) * value.element_size()
+    if not value.is_contiguous():
+        count = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    start = value.data_ptr()
+    return start, start + count * value.element_size()
+
+
+def _interleaved(a, b, offset):
+    """Whether the rows of a and b, ``offset`` bytes apart, take turns in memory: the same row stride, no common byte."""
+    steps = row_stride(a), row_stride(b)
+    if None in steps or steps[0] * a.element_size() != steps[1] * b.element_size() or steps[0] == 0:
+        return False
+    gap = offset % (steps[0] * a.element_size())
+    row_a, row_b = a.shape[-1] * a.element_size(), b.shape[-1] * b.element_size()
+    return row_a <= gap and gap + row_b <= steps[0] * a.element_size()
 
 
 def _name(dtype):

@@ -11,6 +11,7 @@
 #include "cpu/ggml.h"
 #include "cpu/isa.h"
 #include "cpu/linear_int8.h"
+#include "cpu/quantize.h"
 #include "cpu/read_bytes.h"
 #include "cpu/threads.h"
 #include "sk/numerics.h"
@@ -37,6 +38,67 @@ void bind_runtime(py::module_& m) {
 }
 
 // ---- quantize family -------------------------------------------------------------------------------------------------
+
+void require_rows(int dtype, int64_t rows, int64_t cols, int64_t group) {
+  require(dtype >= 0 && dtype <= 2, "dtype: no such code");
+  require(rows >= 0 && cols >= 0 && (cols == 0 || (group >= 1 && cols % group == 0)), "rows: bad count, length or group");
+}
+
+template <class T>
+sk::PerGroup<T> per_group(uintptr_t data, int64_t row_stride, int64_t group_stride) {
+  return {pointer<T>(data), row_stride, group_stride};
+}
+
+sk::RowOutput row_output(uintptr_t values, int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group,
+                         uintptr_t scale, int64_t scale_row, int64_t scale_group) {
+  return {pointer<void>(values), values_stride, pointer<int8_t>(q), q_stride, group,
+          per_group<float>(scale, scale_row, scale_group)};
+}
+
+void bind_quantize(py::module_& m) {
+  m.def("quantize_int8",
+        [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t group, int64_t x_stride, uintptr_t q, int64_t q_stride,
+           uintptr_t scale, int64_t scale_row, int64_t scale_group, uintptr_t zero, int64_t zero_row, int64_t zero_group,
+           bool symmetric, bool fixed, bool stochastic, uint64_t seed, uint64_t offset, int threads) {
+          require_rows(dtype, rows, cols, group);
+          require(symmetric == (zero == 0) || rows == 0, "zero_point: wanted exactly when asymmetric");
+          sk::quantize_int8({static_cast<sk::Dtype>(dtype), pointer<void>(x), rows, cols, group, x_stride, pointer<int8_t>(q),
+                             q_stride, per_group<float>(scale, scale_row, scale_group),
+                             per_group<int32_t>(zero, zero_row, zero_group), {symmetric, fixed, stochastic, seed}, offset,
+                             threads});
+        },
+        release_gil());
+  m.def("dequantize_int8",
+        [](int dtype, uintptr_t q, int64_t rows, int64_t cols, int64_t group, int64_t q_stride, uintptr_t scale,
+           int64_t scale_row, int64_t scale_group, uintptr_t zero, int64_t zero_row, int64_t zero_group, uintptr_t out,
+           int64_t out_stride, int threads) {
+          require_rows(dtype, rows, cols, group);
+          sk::dequantize_int8({static_cast<sk::Dtype>(dtype), pointer<int8_t>(q), rows, cols, group, q_stride,
+                               per_group<const float>(scale, scale_row, scale_group),
+                               per_group<const int32_t>(zero, zero_row, zero_group), pointer<void>(out), out_stride, threads});
+        },
+        release_gil());
+  m.def("rms_norm",
+        [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_stride, uintptr_t weight, double eps,
+           uintptr_t residual, int64_t residual_stride, uintptr_t residual_out, int64_t residual_out_stride, uintptr_t values,
+           int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group, uintptr_t scale, int64_t scale_row,
+           int64_t scale_group, int threads) {
+          require_rows(dtype, rows, cols, values != 0 ? cols : group);
+          require((residual == 0) == (residual_out == 0) || rows * cols == 0, "residual: in and out come together");
+          sk::rms_norm({static_cast<sk::Dtype>(dtype), pointer<void>(x), pointer<void>(weight), pointer<void>(residual),
+                        pointer<void>(residual_out), rows, cols, x_stride, residual_stride, residual_out_stride, eps,
+                        row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group), threads});
+        },
+        release_gil());
+  m.def("silu_mul",
+        [](int dtype, uintptr_t gate_up, int64_t rows, int64_t cols, int64_t stride, uintptr_t values, int64_t values_stride,
+           uintptr_t q, int64_t q_stride, int64_t group, uintptr_t scale, int64_t scale_row, int64_t scale_group, int threads) {
+          require_rows(dtype, rows, cols, values != 0 ? cols : group);
+          sk::silu_mul({static_cast<sk::Dtype>(dtype), pointer<void>(gate_up), rows, cols, stride,
+                        row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group), threads});
+        },
+        release_gil());
+}
 
 // ---- linear family ---------------------------------------------------------------------------------------------------
 
@@ -154,6 +216,7 @@ PYBIND11_MODULE(_C_cpu, m) {
   bind_runtime(m);
 
   // quantize
+  bind_quantize(m);
 
   // linear
   bind_linear(m);

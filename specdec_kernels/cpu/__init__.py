@@ -1,6 +1,14 @@
 """The cpu backend: hands validated tensors to the C++ kernels as addresses, sizes and strides."""
 
 # quantize family
+from .quantize import (
+    dequantize_int8,
+    quantize_int8,
+    rms_norm,
+    rms_norm_quantize_int8,
+    silu_mul,
+    silu_mul_quantize_int8,
+)
 
 # linear family
 from .linear import linear_int8, pack_int8, rows_int8

@@ -1,0 +1,247 @@
+"""int8 quantisation and dequantisation: one scale (and zero point) per row or per group of a row.
+
+The form that the backends get (tensors validated, rows evenly spaced, last dimension contiguous):
+
+    quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point)
+    dequantize_int8(q, scale, zero_point, out)
+
+``group`` divides H; q, scale and zero_point are outputs, except that scale and zero_point are inputs if ``static``;
+zero_point is None if ``symmetric``; ``seed`` is None for round-half-to-even. A scale or zero point that is an input holds
+one value, one per row [..., 1] or one per group [..., G].
+"""
+
+import operator
+
+import torch
+
+from . import registry, validate
+
+_SCALE = (torch.float32,)
+_CODES = (torch.int8,)
+_ZERO_POINT = (torch.int32,)
+_MAX_FLOAT = torch.finfo(torch.float32).max
+
+
+def quantize_int8(
+    x,
+    *,
+    group_size=None,
+    scale=None,
+    zero_point=None,
+    symmetric=True,
+    stochastic_seed=None,
+    stochastic_offset=0,
+    out=None,
+):
+    """Quantises ``x`` to int8 codes: ``(q, scale)``, or ``(q, scale, zero_point)`` if not ``symmetric``.
+
+    x ~ (q - zero_point) * scale. With amax, max and min over a row or group of x, all in IEEE f32:
+
+        symmetric:   scale = amax / 127                      q = clamp(round(x / scale), -127, 127)
+        asymmetric:  scale = max / 255 - min / 255           q = clamp(round(x / scale) + zero_point, -128, 127)
+                     zero_point = round(-128 - min / scale)  (the range is first widened to contain 0)
+
+    Ties round to even. A group whose scale would be below 2^-126 gets scale 0; NaN in a group makes its scale NaN, Inf
+    makes it inf; in all three cases q and zero_point are 0, and other groups are not touched. One huge value makes all
+    small ones of its group 0; smaller groups keep it among fewer.
+
+    Parameters
+    ----------
+    x : f32, f16 or bf16 [..., H], H >= 0. The last dimension must be contiguous; rows may be any distance apart (leading
+        dimensions that can't be walked with one stride cost a copy).
+    group_size : values per scale, a divisor of H; None for one scale per row.
+    scale, zero_point : given instead of computed (a number, or f32 and int32 tensors [..., 1] or [..., G]), zero_point
+        exactly when not symmetric. A NaN in x then gives code 0, Inf clamps. Returned as given.
+    stochastic_seed : rounds v = x / scale to floor(v) + (u < v - floor(v)) with u = the upper 24 bits of Philox word
+        (i & 3) at counter (i >> 2, 4 << 24, 0), i = ``stochastic_offset`` + the index of the element in x. The mean of
+        q is then v, integers stay, and chunks with their offsets give the same codes as the whole.
+    out : (q, scale) or (q, scale, zero_point) to write to, or only q if scale is given; shapes [..., H] and [..., G],
+        rows any distance apart, memory of their own.
+
+    Returns int8 [..., H], f32 [..., G] and int32 [..., G], G = H / group_size or 1.
+    Raises TypeError or ValueError with the argument's name; on the CPU also for a given scale that is not positive and
+    finite.
+    """
+    validate.tensor("x", x, validate.FLOATS)
+    x = _readable("x", x)
+    cols = x.shape[-1]
+    group = cols if group_size is None else _group_size(group_size, cols)
+    if stochastic_seed is not None:
+        stochastic_seed = _integer("stochastic_seed", stochastic_seed) & 0xFFFFFFFFFFFFFFFF
+        stochastic_offset = _integer("stochastic_offset", stochastic_offset)
+        if stochastic_offset < 0:
+            raise ValueError(f"stochastic_offset: expected an index >= 0, got {stochastic_offset}")
+    if scale is None:
+        if zero_point is not None:
+            raise ValueError("zero_point: expected None without a scale, got one")
+        result = q, scales, zero_points = _outputs(x, cols // group if group else 1, symmetric, out)
+        if symmetric:
+            result = q, scales
+    else:
+        if (zero_point is None) is not bool(symmetric):
+            raise ValueError(
+                "zero_point: expected one exactly when a scale is given and symmetric=False, "
+                f"got {'none' if zero_point is None else 'one'} with symmetric={symmetric}"
+            )
+        scales, zero_points, group = _static(x, scale, zero_point, None if group_size is None else group)
+        q = _static_output(x, scale, zero_point, out)
+        result = (q, scale) if symmetric else (q, scale, zero_point)
+    registry.call(
+        "quantize_int8",
+        x.device.type,
+        x,
+        group,
+        bool(symmetric),
+        scale is not None,
+        stochastic_seed,
+        stochastic_offset,
+        q,
+        scales,
+        zero_points,
+    )
+    return result
+
+
+def dequantize_int8(q, scale, zero_point=None, *, dtype=torch.float32):
+    """(q - zero_point) * scale: int8 codes [..., H] back to values, computed in f32 and rounded once to ``dtype``.
+
+    ``scale`` (f32) and ``zero_point`` (int32) are numbers or tensors of shape [..., 1] or [..., G], G a divisor of H.
+    ``dtype`` is float32, float16 or bfloat16. Returns a contiguous tensor [..., H].
+    """
+    validate.tensor("q", q, _CODES)
+    q = _readable("q", q)
+    if dtype not in validate.FLOATS:
+        raise TypeError(f"dtype: expected float32 or float16 or bfloat16, got {dtype}")
+    scale = _per_group("scale", scale, _SCALE, q)
+    if zero_point is not None:
+        zero_point = _per_group("zero_point", zero_point, _ZERO_POINT, q)
+    _common_group(q, scale, zero_point)
+    out = torch.empty(q.shape, dtype=dtype, device=q.device)
+    registry.call("dequantize_int8", q.device.type, q, scale, zero_point, out)
+    return out
+
+
+def group_count(cols, *per_group):
+    """How many groups a row has whose scale and zero point (None allowed) are ``per_group``, and their length."""
+    groups = 1
+    for value in per_group:
+        if value is not None and value.numel() != 1:
+            groups = max(groups, value.shape[-1])
+    return groups, cols // groups
+
+
+def _readable(name, value):
+    """``value`` with evenly spaced rows."""
+    if value.dim() == 0:
+        raise ValueError(f"{name}: expected at least 1 dimension, got a scalar")
+    if value.is_contiguous():
+        return value
+    validate.rows(name, value)
+    return value if validate.row_stride(value) is not None else value.contiguous()
+
+
+def _integer(name, value):
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+
+
+def _group_size(value, cols):
+    value = _integer("group_size", value)
+    if value < 1 or cols % value:
+        raise ValueError(f"group_size: expected a divisor of the last dimension {cols}, got {value}")
+    return value
+
+
+def _outputs(x, groups, symmetric, out):
+    """q, scale and zero_point (None if symmetric) for the rows of x, new or checked."""
+    shape = x.shape
+    if out is None:
+        q = torch.empty(shape, dtype=torch.int8, device=x.device)
+        per_group = (*shape[:-1], groups)
+        scale = torch.empty(per_group, dtype=torch.float32, device=x.device)
+        return q, scale, None if symmetric else torch.empty(per_group, dtype=torch.int32, device=x.device)
+    names = "(q, scale)" if symmetric else "(q, scale, zero_point)"
+    if not isinstance(out, (tuple, list)) or len(out) != (2 if symmetric else 3):
+        got = f"{len(out)} tensors" if isinstance(out, (tuple, list)) else type(out).__name__
+        raise TypeError(f"out: expected {names}, got {got}")
+    q, scale = out[0], out[1]
+    _output("out[0]", q, _CODES, x, shape)
+    per_group = (*shape[:-1], groups)
+    _output("out[1]", scale, _SCALE, x, per_group)
+    validate.no_overlap("out[1]", scale, "out[0]", q)
+    if symmetric:
+        return q, scale, None
+    zero_point = _output("out[2]", out[2], _ZERO_POINT, x, per_group)
+    validate.no_overlap("out[2]", zero_point, "out[0]", q)
+    validate.no_overlap("out[2]", zero_point, "out[1]", scale)
+    return q, scale, zero_point
+
+
+def _output(name, value, dtypes, x, shape):
+    validate.tensor(name, value, dtypes, device=x.device)
+    if value.shape != shape:
+        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(value.shape)}")
+    validate.output_rows(name, value)
+    validate.no_overlap(name, value, "x", x)
+    return value
+
+
+def _static_output(x, scale, zero_point, out):
+    """q for a given scale: out is q, or the tuple that the call returns."""
+    if out is None:
+        return torch.empty(x.shape, dtype=torch.int8, device=x.device)
+    if isinstance(out, (tuple, list)):
+        given = (scale,) if zero_point is None else (scale, zero_point)
+        if len(out) != 1 + len(given) or any(a is not b for a, b in zip(out[1:], given, strict=True)):
+            raise ValueError("out: expected q, or q with the given scale and zero point themselves, got other tensors")
+        out = out[0]
+    return _output("out", out, _CODES, x, x.shape)
+
+
+def _static(x, scale, zero_point, group):
+    """Given scale and zero point as tensors, and the group length that they imply."""
+    scale = _per_group("scale", scale, _SCALE, x)
+    if zero_point is not None:
+        zero_point = _per_group("zero_point", zero_point, _ZERO_POINT, x)
+    implied = _common_group(x, scale, zero_point)
+    if group not in (None, implied) and implied != x.shape[-1]:
+        raise ValueError(f"group_size: expected {implied}, which the given scale implies, got {group}")
+    if x.device.type == "cpu" and scale.numel():
+        low, high = torch.aminmax(scale)
+        if not (low.item() > 0 and high.item() <= _MAX_FLOAT):  # NaN fails both
+            raise ValueError(f"scale: expected positive finite values, got some in {low.item()} to {high.item()}")
+    return scale, zero_point, implied
+
+
+def _per_group(name, value, dtypes, x):
+    """A number or tensor as a tensor that holds one value, one per row, or one per group of x."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        if dtypes is _ZERO_POINT:
+            value = _integer(name, value)
+            if not -(2**31) <= value < 2**31:
+                raise ValueError(f"{name}: expected an int32, got {value}")
+        return torch.tensor([value], dtype=dtypes[0], device=x.device)
+    validate.tensor(name, value, dtypes, device=x.device)
+    if value.numel() == 1:
+        return value
+    cols = x.shape[-1]
+    if value.shape[:-1] != x.shape[:-1] or (value.shape[-1] != 1 and (value.shape[-1] == 0 or cols % value.shape[-1])):
+        lead = ", ".join(str(n) for n in x.shape[:-1])
+        raise ValueError(
+            f"{name}: expected a number, shape [{lead}, 1] or [{lead}, G] with G a divisor of {cols}, "
+            f"got shape {list(value.shape)}"
+        )
+    return _readable(name, value)
+
+
+def _common_group(x, scale, zero_point):
+    groups, group = group_count(x.shape[-1], scale, zero_point)
+    if zero_point is not None and scale.numel() > 1 and zero_point.numel() > 1:
+        counts = scale.shape[-1], zero_point.shape[-1]
+        if 1 not in counts and counts[0] != counts[1]:
+            raise ValueError(f"zero_point: expected {counts[0]} groups like scale or 1, got {counts[1]}")
+    if groups > 1 and groups * group != x.shape[-1]:
+        raise ValueError(f"scale: expected a number of groups that divides {x.shape[-1]}, got {groups}")
+    return group
