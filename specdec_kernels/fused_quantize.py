@@ -30,8 +30,8 @@ def rms_norm(x, weight, eps, *, residual=None, residual_out=None, out=None):
     x : f32, f16 or bf16 [..., H], rows any distance apart.
     weight : [H], dtype of x, contiguous.
     eps : number >= 0.
-    residual : like x; ``residual_out`` receives h. It may be ``residual`` or ``x`` itself (an update in place), any other
-        overlap is refused.
+    residual : like x; ``residual_out`` receives h. It may be ``residual`` or ``x`` itself (an update in place); any
+        other overlap is refused.
     out : like x, memory of its own.
 
     Returns y, or (y, residual_out) with a residual.

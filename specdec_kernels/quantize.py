@@ -6,8 +6,8 @@ The form that the backends get (tensors validated, rows evenly spaced, last dime
     dequantize_int8(q, scale, zero_point, out)
 
 ``group`` divides H; q, scale and zero_point are outputs, except that scale and zero_point are inputs if ``static``;
-zero_point is None if ``symmetric``; ``seed`` is None for round-half-to-even. A scale or zero point that is an input holds
-one value, one per row [..., 1] or one per group [..., G].
+zero_point is None if ``symmetric``; ``seed`` is None for round-half-to-even. A scale or zero point that is an input
+holds one value, one per row [..., 1] or one per group [..., G].
 """
 
 import operator
@@ -47,7 +47,7 @@ def quantize_int8(
 
     Parameters
     ----------
-    x : f32, f16 or bf16 [..., H], H >= 0. The last dimension must be contiguous; rows may be any distance apart (leading
+    x : f32, f16 or bf16 [..., H]. The last dimension must be contiguous; rows may be any distance apart (leading
         dimensions that can't be walked with one stride cost a copy).
     group_size : values per scale, a divisor of H; None for one scale per row.
     scale, zero_point : given instead of computed (a number, or f32 and int32 tensors [..., 1] or [..., G]), zero_point

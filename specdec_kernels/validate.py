@@ -88,7 +88,7 @@ def _span(value):
 
 
 def _interleaved(a, b, offset):
-    """Whether the rows of a and b, ``offset`` bytes apart, take turns in memory: the same row stride, no common byte."""
+    """Whether the rows of a and b, ``offset`` bytes apart, take turns in memory: equal strides, no common byte."""
     steps = row_stride(a), row_stride(b)
     if None in steps or steps[0] * a.element_size() != steps[1] * b.element_size() or steps[0] == 0:
         return False

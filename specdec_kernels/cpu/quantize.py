@@ -1,7 +1,7 @@
 """The quantise family on the CPU. The arguments' form: quantize.py, fused_quantize.py."""
 
 from .. import native
-from ..native import DTYPE_CODE
+from ..native import DTYPE_CODE, launch
 from ..quantize import group_count
 from ..validate import row_stride
 
@@ -15,7 +15,8 @@ _NONE = 0, 0, 0  # no zero point: null address
 
 def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point):
     rows, cols, stride = _rows(x)
-    _quantize(
+    launch(
+        _quantize,
         DTYPE_CODE[x.dtype],
         x.data_ptr(),
         rows,
@@ -37,7 +38,8 @@ def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_poin
 
 def dequantize_int8(q, scale, zero_point, out):
     rows, cols, stride = _rows(q)
-    _dequantize(
+    launch(
+        _dequantize,
         DTYPE_CODE[out.dtype],
         q.data_ptr(),
         rows,
@@ -67,14 +69,14 @@ def silu_mul(gate_up, out):
     rows, cols, stride = _rows(gate_up)
     code = DTYPE_CODE[gate_up.dtype]
     output = out.data_ptr(), row_stride(out), 0, 0, 0, *_NONE
-    _silu_mul(code, gate_up.data_ptr(), rows, cols // 2, stride, *output, _threads())
+    launch(_silu_mul, code, gate_up.data_ptr(), rows, cols // 2, stride, *output, _threads())
 
 
 def silu_mul_quantize_int8(gate_up, group, q, scale):
     rows, cols, stride = _rows(gate_up)
     code = DTYPE_CODE[gate_up.dtype]
     output = 0, 0, q.data_ptr(), row_stride(q), group, *_per_group(scale)
-    _silu_mul(code, gate_up.data_ptr(), rows, cols // 2, stride, *output, _threads())
+    launch(_silu_mul, code, gate_up.data_ptr(), rows, cols // 2, stride, *output, _threads())
 
 
 def _norm(x, weight, eps, residual, residual_out, *output):
@@ -84,7 +86,7 @@ def _norm(x, weight, eps, residual, residual_out, *output):
     else:
         add = residual.data_ptr(), row_stride(residual), residual_out.data_ptr(), row_stride(residual_out)
     code = DTYPE_CODE[x.dtype]
-    _rms_norm(code, x.data_ptr(), rows, cols, stride, weight.data_ptr(), eps, *add, *output, _threads())
+    launch(_rms_norm, code, x.data_ptr(), rows, cols, stride, weight.data_ptr(), eps, *add, *output, _threads())
 
 
 def _rows(value):
