@@ -60,9 +60,9 @@ def test_prompts_longer_than_a_chunk(dtype):
     model = build(dtype)
     whole = run(model, [TOKENS])
     assert torch.equal(whole, run(model, [TOKENS[:1], TOKENS[1:140], TOKENS[140:]]))
-    for last in (1, 2, 21, 22, 23, 150):  # on both sides of the chunk border at 128
+    for last in (0, 1, 2, 21, 22, 23, 150):  # on both sides of the chunk border at 128
         cache = model.new_cache()
-        assert torch.equal(model.forward(TOKENS, cache, last=last), whole[-last:])
+        assert torch.equal(model.forward(TOKENS, cache, last=last), whole[len(whole) - last :])
 
 
 @pytest.mark.parametrize("dtype", ["int8", "f32"])
@@ -91,7 +91,7 @@ def test_threads_do_not_change_bits():
 def test_bad_calls():
     model = build("int8", context=64)
     cache = model.new_cache()
-    with pytest.raises(ValueError, match="last: expected 1 to 2"):
+    with pytest.raises(ValueError, match="last: expected 0 to 2"):
         model.forward([1, 2], cache, last=3)
     with pytest.raises(ValueError, match="last"):
         model.forward([], cache, last=1)

@@ -19,3 +19,11 @@ class PromptError(SpecloopError, ValueError):
 
 class TemplateError(PromptError):
     """The chat template is malformed, refuses the messages, or takes too much time or room."""
+
+
+class OptionError(SpecloopError, ValueError):
+    """An option has a value that can't be used; the message names the option, what was expected and what came."""
+
+
+class ModelFault(SpecloopError, RuntimeError):
+    """The model's logits leave no token to emit (all NaN or -inf); whatever was emitted before stands."""

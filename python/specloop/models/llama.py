@@ -134,11 +134,12 @@ class Llama:
     def forward(self, tokens, cache, *, last):
         """Appends ``tokens`` to the cache and returns float32 logits [last, vocab] of the last ``last`` positions.
 
+        ``last`` 0 fills the cache and skips the head.
         The result is valid until the next call. Raises ValueError if the tokens don't fit or an id is out of range.
         """
         n = len(tokens)
-        if not 0 < last <= n:
-            raise ValueError(f"last: expected 1 to {n} (the number of tokens), got {last}")
+        if not 0 <= last <= n:
+            raise ValueError(f"last: expected 0 to {n} (the number of tokens), got {last}")
         if cache.length + n > cache.capacity:
             raise ValueError(f"tokens: expected at most {cache.capacity - cache.length} (room in the cache), got {n}")
         if min(tokens) < 0 or max(tokens) >= self.vocab_size:

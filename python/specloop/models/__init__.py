@@ -1,0 +1,1 @@
+"""Target models. ``base`` says what the decode loop needs of one."""

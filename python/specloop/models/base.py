@@ -1,0 +1,39 @@
+"""What the decode loop needs of a model and of its key-value cache, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Cache(Protocol):
+    """Keys and values of one request: positions ``0 .. length - 1``."""
+
+    length: int
+    capacity: int
+
+    def truncate(self, length: int) -> None:
+        """Forgets every position from ``length`` on (``0 <= length <= self.length``); what is kept does not change."""
+
+
+class Model(Protocol):
+    """A causal language model."""
+
+    name: str
+    vocab_size: int
+    context: int  # most positions that the model can see
+    eos_ids: frozenset[int]
+
+    def new_cache(self, capacity: int) -> Cache:
+        """An empty cache for at most ``capacity`` positions."""
+
+    def forward(self, tokens: Sequence[int], cache: Cache, *, last: int) -> Tensor:
+        """Appends ``tokens`` to the cache and returns the logits of the last ``last`` of them, f32 ``[last, V]``.
+
+        ``0 <= last <= len(tokens)``; 0 fills the cache only and skips the head. A row's logits depend on the ids up to
+        that row alone: not on how many rows came in one call, nor on how the ids were cut into calls. The tensor is
+        valid until the next call.
+        """
