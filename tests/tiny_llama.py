@@ -1,4 +1,4 @@
-"""A small random llama for tests: once on our kernels, once as twenty lines of float64 that are easy to check by eye."""
+"""A small random llama for tests: once on our kernels, once as twenty lines of float64 to check by eye."""
 
 import torch
 
