@@ -27,3 +27,9 @@ class OptionError(SpecloopError, ValueError):
 
 class ModelFault(SpecloopError, RuntimeError):
     """The model's logits leave no token to emit (all NaN or -inf); whatever was emitted before stands."""
+
+
+def show(value):
+    """Something that came from outside, as it may stand in a message: quoted, one line, not too long."""
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

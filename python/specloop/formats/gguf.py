@@ -9,6 +9,8 @@ costs a few megabytes whatever its size.
 import os
 import stat
 import struct
+from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,7 +18,7 @@ import torch
 from specdec_kernels import dequantize_ggml
 from specdec_kernels.ggml import BLOCKS
 
-from ..errors import FormatError, ModelError
+from ..errors import FormatError, ModelError, show
 
 MAX_HEADER = 128 << 20  # bytes of metadata and tensor descriptions
 MAX_VALUES = 1 << 22  # array elements in all of the metadata; the largest vocabularies need a third of it
@@ -29,6 +31,40 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 _SMALLEST = {code: struct.calcsize(letter) for code, letter in _NUMBERS.items()} | {_STRING: 8, _ARRAY: 12}
 _LENGTH = struct.Struct("<Q").unpack_from
+
+
+class Strings(Sequence):
+    """An array of strings, held as one piece of memory: a tenth of what a vocabulary's list of str would take."""
+
+    def __init__(self, packed, ends):
+        self._packed, self._ends = packed, ends  # UTF-8 of all, and where each one ends
+
+    def __len__(self):
+        return len(self._ends)
+
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        if index < 0:
+            index += len(self)
+        start = self._ends[index - 1] if index > 0 else 0
+        return self._packed[start : self._ends[index]].decode()
+
+    def __iter__(self):
+        packed, start = self._packed, 0
+        for end in self._ends:
+            yield packed[start:end].decode()
+            start = end
+
+    def __eq__(self, other):
+        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    __hash__ = None
+
+    def __repr__(self):
+        return repr(self[:])
 
 
 class TensorInfo(NamedTuple):
@@ -53,7 +89,8 @@ class TensorInfo(NamedTuple):
 
 
 class GGUF:
-    """An open file. ``metadata`` maps keys to Python values, ``tensors`` names to :class:`TensorInfo`.
+    """An open file. ``tensors`` maps names to :class:`TensorInfo`, ``metadata`` keys to Python values: arrays are
+    lists, except that arrays of strings are :class:`Strings`.
 
     Use as a context manager. The read methods may be called from several threads.
     """
@@ -99,7 +136,7 @@ class GGUF:
         try:
             return self.tensors[name]
         except KeyError:
-            raise FormatError(f"{self.path}: has no tensor {_show(name)}") from None
+            raise FormatError(f"{self.path}: has no tensor {show(name)}") from None
 
     def read_blocks(self, name, start, stop):
         """Rows start..stop as they are in the file: uint8 [stop - start, row bytes]."""
@@ -114,7 +151,7 @@ class GGUF:
         while done < size:
             n = os.preadv(self._fd, [view[done:]], info.offset + start * info.row_bytes + done)
             if n <= 0:
-                raise FormatError(f"{self.path}: tensor {_show(name)}: the file was cut while it was open")
+                raise FormatError(f"{self.path}: tensor {show(name)}: the file was cut while it was open")
             done += n
         return torch.frombuffer(buffer, dtype=torch.uint8).view(stop - start, info.row_bytes)
 
@@ -188,6 +225,15 @@ class _Header:
         except UnicodeDecodeError:
             raise self.error(f"the {n} bytes of text at byte {start} are not UTF-8") from None
 
+    def strings(self, count):
+        packed, ends = bytearray(), array("I")
+        for _ in range(count):
+            start = self.at + 8
+            self.text()  # checks the length and the encoding
+            packed += self.data[start : self.at]
+            ends.append(len(packed))
+        return Strings(bytes(packed), ends)
+
     def start(self):
         """(version, tensor count, metadata count)"""
         if self.size < 4:
@@ -209,7 +255,7 @@ class _Header:
         for index in range(count):
             self.what = f"metadata entry {index}"
             key = self.text()
-            self.what = f"metadata {_show(key)}"
+            self.what = f"metadata {show(key)}"
             if key in metadata:
                 raise self.error("this key occurs twice")
             metadata[key] = self.value(*self.numbers("I"), 0)
@@ -237,7 +283,7 @@ class _Header:
         if self.values_left < 0:
             raise self.error(f"more than {MAX_VALUES} array elements in the metadata")
         if code == _STRING:
-            return [self.text() for _ in range(count)]
+            return self.strings(count)
         if code == _ARRAY:
             return [self.array(nesting + 1) for _ in range(count)]
         values = list(self.numbers(_NUMBERS[code], count))
@@ -251,7 +297,7 @@ class _Header:
     def tensors(self, count, alignment):
         self.what = "tensors"
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
-            raise self.error(f"general.alignment: expected a power of two, got {_show(alignment)}")
+            raise self.error(f"general.alignment: expected a power of two, got {show(alignment)}")
         self.check_count(count, 8 + 1 + 4 + 8 + 4 + 8, "tensor descriptions")
         tensors = {}
         for index in range(count):
@@ -265,14 +311,14 @@ class _Header:
         for name, info in tensors.items():
             tensors[name] = info = info._replace(offset=start + info.offset)
             if info.offset + info.nbytes > self.size:
-                self.what = f"tensor {_show(name)}"
+                self.what = f"tensor {show(name)}"
                 end = info.offset + info.nbytes
                 raise self.error(f"bytes {info.offset}..{end} are beyond the end of the file ({self.size} bytes)")
         return tensors
 
     def tensor(self, alignment):
         name = self.text()
-        self.what = f"tensor {_show(name)}"
+        self.what = f"tensor {show(name)}"
         (n,) = self.numbers("I")
         if not 1 <= n <= MAX_DIMS:
             raise self.error(f"expected 1 to {MAX_DIMS} dimensions, got {n}")
@@ -295,9 +341,3 @@ class _Header:
         if offset % alignment:
             raise self.error(f"offset {offset} is not a multiple of the alignment {alignment}")
         return TensorInfo(name, shape, kind, offset, nbytes)
-
-
-def _show(value):
-    """A name from the file as it may stand in a message: quoted, one line, not too long."""
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
