@@ -142,7 +142,7 @@ class Llama:
             raise ValueError(f"last: expected 0 to {n} (the number of tokens), got {last}")
         if cache.length + n > cache.capacity:
             raise ValueError(f"tokens: expected at most {cache.capacity - cache.length} (room in the cache), got {n}")
-        if min(tokens) < 0 or max(tokens) >= self.vocab_size:
+        if n and (min(tokens) < 0 or max(tokens) >= self.vocab_size):
             raise ValueError(f"tokens: expected ids in [0, {self.vocab_size}), got {min(tokens)} to {max(tokens)}")
         ids = torch.tensor(tokens, dtype=torch.int64)
         logits = self._logits[:last] if last <= REPEATED else torch.empty(last, self.vocab_size)
