@@ -39,8 +39,12 @@ class _Reader:
         self.progress = progress or (lambda fraction: None)
         self.total = sum(info.nbytes for info in file.tensors.values()) or 1
         self.done = 0
+        self.unfilled = []  # (write function, width, parts) of the matrices that model() has laid out
 
     def model(self, context, eos_ids, name):
+        """Lays out every matrix, then fills them: temporaries among lasting allocations would leave holes between them
+        (a tenth of the resident memory), and a missing tensor is found before any work is done.
+        """
         c, attention, kv = (
             self.config,
             self.config.heads * self.config.head_dim,
@@ -70,6 +74,11 @@ class _Reader:
         tied = "output.weight" not in self.file.tensors
         head = embedding if tied else self.matrix(c.hidden, ("output.weight", c.vocab))
         norm = self.vector("output_norm.weight")
+        for write, width, parts in self.unfilled:
+            start = 0
+            for block in self._blocks(width, parts):
+                write(start, block)
+                start += len(block)
         self.progress(1.0)
         return Llama(c, embedding, layers, norm, head, context=context, eos_ids=eos_ids, name=name)
 
@@ -78,7 +87,9 @@ class _Reader:
         return self.file.read(name).reshape(-1)
 
     def matrix(self, width, *parts):
-        """The named matrices ([rows, width] each) one below the other."""
+        """The named matrices ([rows, width] each) one below the other; still empty."""
+        for name, rows in parts:
+            self._expect(name, (rows, width))
         total = sum(rows for _, rows in parts)
         if self.dtype == "int8":
             weight = sk.Int8Weight.empty(total, width, group_size(width))
@@ -86,17 +97,13 @@ class _Reader:
         else:
             weight = torch.empty(total, width)
             write = lambda start, rows: weight[start : start + len(rows)].copy_(rows)
-        start = 0
-        for block in self._blocks(width, parts):
-            write(start, block)
-            start += len(block)
+        self.unfilled.append((write, width, parts))
         return weight
 
     def _blocks(self, width, parts):
         """Rows of all parts in order, in blocks whose length is a multiple of 64 (but for the last)."""
         pending, height = [], 0
         for name, rows in parts:
-            self._expect(name, (rows, width))
             step = max(self.config.head_dim, BLOCK_BYTES // (4 * width) // self.config.head_dim * self.config.head_dim)
             for first in range(0, rows, step):
                 stop = min(first + step, rows)
