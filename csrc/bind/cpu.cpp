@@ -115,7 +115,11 @@ sk::RowBlock row_block(int type, uintptr_t data, int64_t rows, int64_t stride, u
   return {static_cast<sk::RowType>(type), pointer<void>(data), rows, stride, pointer<float>(scale), scale_stride, scale_groups};
 }
 
+}
+namespace sk { void set_ahead(int); }
+namespace {
 void bind_linear(py::module_& m) {
+  m.def("set_ahead", &sk::set_ahead);
   m.def("read_bytes", [](uintptr_t data, int64_t n, int threads) { return sk::read_bytes(pointer<void>(data), n, threads); },
         release_gil());
   m.def("pack_int8",

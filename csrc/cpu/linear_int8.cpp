@@ -122,7 +122,7 @@ void panel(const Int8Kernels& kernel, const Int8Shape& shape, const uint8_t* w, 
       for (int64_t r = 0; r < rows; r += kernel.rows) {
         const int64_t take = rows - r < kernel.rows ? rows - r : kernel.rows;
         kernel.dot[take - 1](w + at * kStepBytes, count, x.words + r * x.stride + at * kStep * kernel.word_bytes, x.stride,
-                             acc + r * kPanelRows, blocks);
+                             acc + r * kPanelRows, blocks, static_cast<int>(r / kernel.rows));
       }
     }
     kernel.fold(static_cast<int>(rows), acc, x.offset + g, shape.groups(), x.scale + g * x.scale_step, x.scale_stride,

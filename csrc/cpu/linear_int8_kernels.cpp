@@ -13,10 +13,18 @@ namespace sk {
 namespace {
 
 constexpr int kLanes = 16, kLine = 64;
-constexpr int kAhead = 4096;  // prefetch distance in bytes: some 400 ns at 10 GB/s and core
+int kAhead = 4096;
+
+// Where to prefetch while step s is worked on. When several blocks of rows visit a chunk one after the other, the first two
+// share the fetching, so that memory is busy all the time: on block takes the even lines, the other the odd ones.
+struct Fetch {
+  Fetch(int share, int turn) : start(kAhead + (share > 1 ? turn % 2 * kLine : 0)), mask(share > 1 ? ~int64_t{kLine} : ~int64_t{0}) {}
+  int64_t line(int64_t s) const { return start + (s * kLine & mask); }
+  int64_t start, mask;
+};
 
 template <int R>
-void dot_scalar(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int) {
+void dot_scalar(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int, int) {
   for (int r = 0; r < R; ++r) {
     const int8_t* row = static_cast<const int8_t*>(x) + r * stride;
     for (int64_t s = 0; s < steps; ++s)
@@ -50,37 +58,36 @@ typedef int32_t Word __attribute__((may_alias));
 
 SK_TARGET_AVX2_BEGIN
 
-template <int R>
-void dot_avx2(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share) {
-  const char* row[R];
-  __m256i a[R][2];
-  for (int r = 0; r < R; ++r) {
-    row[r] = static_cast<const char*>(x) + r * stride;
-    a[r][0] = _mm256_load_si256(reinterpret_cast<const __m256i*>(acc + r * kLanes));
-    a[r][1] = _mm256_load_si256(reinterpret_cast<const __m256i*>(acc + r * kLanes + 8));
-  }
+// The empty statement keeps the compiler from regrouping the sums into a tree that does not fit the registers.
+inline void add(__m256i& sum, __m256i term) {
+  sum = _mm256_add_epi32(sum, term);
+  asm("" : "+x"(sum));
+}
+
+template <int... r>
+void dot_avx2(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share, int turn) {
+  __m256i lo[] = {_mm256_load_si256(reinterpret_cast<const __m256i*>(acc + r * kLanes))...};
+  __m256i hi[] = {_mm256_load_si256(reinterpret_cast<const __m256i*>(acc + r * kLanes + 8))...};
+  const Word* row[] = {reinterpret_cast<const Word*>(static_cast<const char*>(x) + r * stride)...};
+  const Fetch fetch(share, turn);
   const __m256i even = _mm256_set1_epi16(0x00ff);
-  const char* fetch = reinterpret_cast<const char*>(w) + kAhead;
-  (void)share;
-  for (int64_t s = 0; s < steps; ++s, w += kLine) {
-    _mm_prefetch(fetch + s * kLine, _MM_HINT_T0);
-    const __m256i w0 = _mm256_load_si256(reinterpret_cast<const __m256i*>(w));
-    const __m256i w1 = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + 32));
+  for (int64_t s = 0; s < steps; ++s) {
+    _mm_prefetch(reinterpret_cast<const char*>(w) + fetch.line(s), _MM_HINT_T0);
+    const __m256i w0 = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + s * kLine));
+    const __m256i w1 = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + s * kLine + 32));
     const __m256i e0 = _mm256_and_si256(w0, even), o0 = _mm256_srli_epi16(w0, 8);
     const __m256i e1 = _mm256_and_si256(w1, even), o1 = _mm256_srli_epi16(w1, 8);
-    for (int r = 0; r < R; ++r) {
-      const Word* v = reinterpret_cast<const Word*>(row[r] + s * 8);
-      const __m256i xe = _mm256_set1_epi32(v[0]), xo = _mm256_set1_epi32(v[1]);
-      a[r][0] = _mm256_add_epi32(a[r][0], _mm256_madd_epi16(e0, xe));
-      a[r][1] = _mm256_add_epi32(a[r][1], _mm256_madd_epi16(e1, xe));
-      a[r][0] = _mm256_add_epi32(a[r][0], _mm256_madd_epi16(o0, xo));
-      a[r][1] = _mm256_add_epi32(a[r][1], _mm256_madd_epi16(o1, xo));
-    }
+    const auto meet = [&](__m256i& low, __m256i& high, const Word* words) __attribute__((always_inline)) {
+      const __m256i xe = _mm256_set1_epi32(words[0]), xo = _mm256_set1_epi32(words[1]);
+      add(low, _mm256_madd_epi16(e0, xe));
+      add(high, _mm256_madd_epi16(e1, xe));
+      add(low, _mm256_madd_epi16(o0, xo));
+      add(high, _mm256_madd_epi16(o1, xo));
+    };
+    (meet(lo[r], hi[r], row[r] + 2 * s), ...);
   }
-  for (int r = 0; r < R; ++r) {
-    _mm256_store_si256(reinterpret_cast<__m256i*>(acc + r * kLanes), a[r][0]);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(acc + r * kLanes + 8), a[r][1]);
-  }
+  (_mm256_store_si256(reinterpret_cast<__m256i*>(acc + r * kLanes), lo[r]), ...);
+  (_mm256_store_si256(reinterpret_cast<__m256i*>(acc + r * kLanes + 8), hi[r]), ...);
 }
 
 void fold_avx2(int rows, const int32_t* acc, const int32_t* offset, int64_t offset_stride, const float* sx, int64_t sx_stride,
@@ -98,23 +105,17 @@ void fold_avx2(int rows, const int32_t* acc, const int32_t* offset, int64_t offs
 SK_TARGET_END
 SK_TARGET_AVX512_BEGIN
 
-template <int R>
-void dot_avx512(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share) {
-  const char* row[R];
-  __m512i a[R];
-  for (int r = 0; r < R; ++r) {
-    row[r] = static_cast<const char*>(x) + r * stride;
-    a[r] = _mm512_load_si512(acc + r * kLanes);
-  }
-  const char* fetch = reinterpret_cast<const char*>(w) + kAhead;
-  (void)share;
+template <int... r>
+void dot_avx512(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share, int turn) {
+  __m512i sum[] = {_mm512_load_si512(acc + r * kLanes)...};
+  const Word* row[] = {reinterpret_cast<const Word*>(static_cast<const char*>(x) + r * stride)...};
+  const Fetch fetch(share, turn);
   for (int64_t s = 0; s < steps; ++s) {
-    _mm_prefetch(fetch + s * kLine, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(w) + fetch.line(s), _MM_HINT_T0);
     const __m512i line = _mm512_load_si512(w + s * kLine);
-    for (int r = 0; r < R; ++r)
-      a[r] = _mm512_dpbusd_epi32(a[r], line, _mm512_set1_epi32(*reinterpret_cast<const Word*>(row[r] + s * 4)));
+    ((sum[r] = _mm512_dpbusd_epi32(sum[r], line, _mm512_set1_epi32(row[r][s]))), ...);
   }
-  for (int r = 0; r < R; ++r) _mm512_store_si512(acc + r * kLanes, a[r]);
+  (_mm512_store_si512(acc + r * kLanes, sum[r]), ...);
 }
 
 void fold_avx512(int rows, const int32_t* acc, const int32_t* offset, int64_t offset_stride, const float* sx, int64_t sx_stride,
@@ -130,9 +131,13 @@ void fold_avx512(int rows, const int32_t* acc, const int32_t* offset, int64_t of
 
 SK_TARGET_END
 
-constexpr Int8Kernels kAvx2 = {4, 2, {dot_avx2<1>, dot_avx2<2>, dot_avx2<3>, dot_avx2<4>}, fold_avx2};
-constexpr Int8Kernels kAvx512 = {8, 1, {dot_avx512<1>, dot_avx512<2>, dot_avx512<3>, dot_avx512<4>, dot_avx512<5>, dot_avx512<6>,
-                                        dot_avx512<7>, dot_avx512<8>}, fold_avx512};
+constexpr Int8Kernels kAvx2 = {4, 2, {dot_avx2<0>, dot_avx2<0, 1>, dot_avx2<0, 1, 2>, dot_avx2<0, 1, 2, 3>}, fold_avx2};
+constexpr Int8Kernels kAvx512 = {
+    8,
+    1,
+    {dot_avx512<0>, dot_avx512<0, 1>, dot_avx512<0, 1, 2>, dot_avx512<0, 1, 2, 3>, dot_avx512<0, 1, 2, 3, 4>,
+     dot_avx512<0, 1, 2, 3, 4, 5>, dot_avx512<0, 1, 2, 3, 4, 5, 6>, dot_avx512<0, 1, 2, 3, 4, 5, 6, 7>},
+    fold_avx512};
 
 #endif  // SK_X86
 
@@ -148,3 +153,5 @@ const Int8Kernels& int8_kernels(Isa which) {
 }
 
 }  // namespace sk
+
+namespace sk { void set_ahead(int a) { kAhead = a; } }

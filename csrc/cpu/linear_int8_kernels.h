@@ -17,7 +17,8 @@ struct Int8Kernels {
   // acc[r][lane] += sum over steps of (w + 128) * x, r < rows, modulo 2^32. `x` rows are `stride` bytes apart.
   // dot[r - 1] takes r rows. `ahead` is how far in front of w to prefetch, in bytes; the call fetches as many lines as
   // it reads, divided by `share`.
-  void (*dot[kMaxDotRows])(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share);
+  void (*dot[kMaxDotRows])(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share,
+                             int turn);
   // y[r][lane] += f32(acc + offset[r]) * (sx[r] * sw[lane]); offset and sx advance by their strides.
   void (*fold)(int rows, const int32_t* acc, const int32_t* offset, int64_t offset_stride, const float* sx, int64_t sx_stride,
                const float* sw, float* y);
