@@ -132,7 +132,9 @@ def main():
             return
         low, high = result.interval
         more = "".join(f"  {key} {value:.3g}" for key, value in extra.items())
-        print(f"{name:34s} {result.ratio:.3f}x [{low:.3f}, {high:.3f}]  {result.a_seconds * 1e3:.3f} ms{more}", flush=True)
+        print(
+            f"{name:34s} {result.ratio:.3f}x [{low:.3f}, {high:.3f}]  {result.a_seconds * 1e3:.3f} ms{more}", flush=True
+        )
 
     bench_sets(options, report)
     for part in (bench_prefill, bench_f32):

@@ -10,6 +10,7 @@
 #include "cpu/attention.h"
 #include "cpu/ggml.h"
 #include "cpu/isa.h"
+#include "cpu/linear_f32.h"
 #include "cpu/linear_int8.h"
 #include "cpu/quantize.h"
 #include "cpu/read_bytes.h"
@@ -115,11 +116,7 @@ sk::RowBlock row_block(int type, uintptr_t data, int64_t rows, int64_t stride, u
   return {static_cast<sk::RowType>(type), pointer<void>(data), rows, stride, pointer<float>(scale), scale_stride, scale_groups};
 }
 
-}
-namespace sk { void set_ahead(int); }
-namespace {
 void bind_linear(py::module_& m) {
-  m.def("set_ahead", &sk::set_ahead);
   m.def("read_bytes", [](uintptr_t data, int64_t n, int threads) { return sk::read_bytes(pointer<void>(data), n, threads); },
         release_gil());
   m.def("pack_int8",
@@ -149,6 +146,14 @@ void bind_linear(py::module_& m) {
           sk::linear_int8(row_block(type, x, rows, stride, x_scale, scale_stride, scale_groups),
                           int8_matrix(n, k, group, codes, scale), {pointer<void>(bias), static_cast<sk::Dtype>(bias_type)},
                           {pointer<void>(out), static_cast<sk::Dtype>(out_type), out_stride}, threads);
+        },
+        release_gil());
+  m.def("linear_f32",
+        [](uintptr_t x, int64_t rows, int64_t stride, uintptr_t w, int64_t n, int64_t w_stride, int64_t k, uintptr_t out,
+           int64_t out_stride, int threads) {
+          require(rows >= 0 && n >= 0 && k >= 0, "linear_f32: bad shape");
+          sk::linear_f32({pointer<float>(x), rows, stride}, {pointer<float>(w), n, w_stride}, k, pointer<float>(out), out_stride,
+                         threads);
         },
         release_gil());
 }

@@ -8,8 +8,10 @@
 #include <cstring>
 #include <new>
 
-#include "cpu/int8_group.h"
+#include "cpu/even_grain.h"
+#include "cpu/float_mode.h"
 #include "cpu/linear_int8_kernels.h"
+#include "cpu/quantize.h"
 #include "cpu/threads.h"
 
 namespace sk {
@@ -70,8 +72,9 @@ void widen(const int8_t* q, int64_t group, int word_bytes, char* to, int32_t* of
 
 template <class T>
 void prepare_float(const T* x, const Int8Shape& shape, int word_bytes, int8_t* codes, char* to, int32_t* offset, float* scale) {
+  const QuantizeGroup<T> quantize = quantize_group<T>(isa());
   for (int64_t g = 0; g < shape.groups(); ++g) {
-    scale[g] = quantize_group(x + g * shape.group, shape.group, codes);
+    quantize(x + g * shape.group, shape.group, QuantizeRule(), 0, codes, scale + g, nullptr);
     widen(codes, shape.group, word_bytes, to + g * shape.steps() * kStep * word_bytes, offset + g);
   }
 }
@@ -134,6 +137,7 @@ void panel(const Int8Kernels& kernel, const Int8Shape& shape, const uint8_t* w, 
 
 void linear_int8(const RowBlock& x, const Int8Matrix& w, const Int8Bias& bias, const OutRows& out, int threads) {
   thread_local Scratch scratch;
+  if (threads < 1) threads = 1;
   const Int8Shape& shape = w.shape;
   const Int8Kernels& kernel = int8_kernels(isa());
   if (x.rows == 0 || shape.n == 0) return;
@@ -152,18 +156,13 @@ void linear_int8(const RowBlock& x, const Int8Matrix& w, const Int8Bias& bias, c
   float* own_scale = reinterpret_cast<float*>(base + block * stride + tables);
   char* codes = base + block * stride + 2 * tables;
 
-  // Two pieces per thread if they are worth it (64 KB of weights are some 7 us), of equal size.
-  const int64_t bytes = shape.panels() * shape.panel_bytes() * (block > 4 ? block / 4 : 1);
-  int64_t parts = bytes / (64 << 10);
-  if (parts > 2 * threads) parts = 2 * threads;
-  if (parts > threads) parts -= parts % threads;
-  if (parts < 1) parts = 1;
-  const int64_t grain = (shape.panels() + parts - 1) / parts;
+  const int64_t grain = even_grain(shape.panels(), shape.panels() * shape.panel_bytes() * (block > 4 ? block / 4 : 1), threads);
 
   for (int64_t row0 = 0; row0 < x.rows; row0 += block) {
     const int64_t rows = x.rows - row0 < block ? x.rows - row0 : block;
     const int64_t row_grain = 1 + (1 << 15) / shape.k;
     parallel_for(threads, rows, row_grain, [&](int64_t begin, int64_t end) {
+      const IeeeMode ieee;
       for (int64_t r = begin; r < end; ++r) {
         const int64_t at = (row0 + r) * x.stride;
         char* to = ready.words + r * stride;
@@ -198,6 +197,7 @@ void linear_int8(const RowBlock& x, const Int8Matrix& w, const Int8Bias& bias, c
       ready.scale_step = x.scale_groups == 1 ? 0 : 1;
     }
     parallel_for(threads, shape.panels(), grain, [&](int64_t begin, int64_t end) {
+      const IeeeMode ieee;
       alignas(64) float y[kRowBlock * kPanelRows];
       for (int64_t p = begin; p < end; ++p) {
         panel(kernel, shape, w.codes + p * shape.panel_bytes(), w.scale + p * shape.groups() * kPanelRows, ready, rows, y);

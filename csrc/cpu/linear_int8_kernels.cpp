@@ -13,10 +13,10 @@ namespace sk {
 namespace {
 
 constexpr int kLanes = 16, kLine = 64;
-int kAhead = 4096;
+constexpr int kAhead = 4096;  // prefetch distance in bytes: some 400 ns at 10 GB/s and core
 
 // Where to prefetch while step s is worked on. When several blocks of rows visit a chunk one after the other, the first two
-// share the fetching, so that memory is busy all the time: on block takes the even lines, the other the odd ones.
+// share the fetching, so that memory is busy all the time: one block takes the even lines, the other the odd ones.
 struct Fetch {
   Fetch(int share, int turn) : start(kAhead + (share > 1 ? turn % 2 * kLine : 0)), mask(share > 1 ? ~int64_t{kLine} : ~int64_t{0}) {}
   int64_t line(int64_t s) const { return start + (s * kLine & mask); }
@@ -153,5 +153,3 @@ const Int8Kernels& int8_kernels(Isa which) {
 }
 
 }  // namespace sk
-
-namespace sk { void set_ahead(int a) { kAhead = a; } }

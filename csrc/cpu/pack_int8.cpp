@@ -1,8 +1,10 @@
 #include "cpu/pack_int8.h"
 
 #include <cstring>
+#include <memory>
 
-#include "cpu/int8_group.h"
+#include "cpu/float_mode.h"
+#include "cpu/quantize.h"
 #include "cpu/threads.h"
 
 namespace sk {
@@ -21,19 +23,11 @@ void scatter(const int8_t* q, int64_t group, uint8_t* line) {
 }
 
 template <class T>
-void pack_row(const T* x, const Int8Shape& shape, uint8_t* line, float* scale) {
-  int8_t q[4096];
+void pack_floats(const T* x, const Int8Shape& shape, int8_t* q, uint8_t* line, float* scale) {
+  const QuantizeGroup<T> quantize = quantize_group<T>(isa());
   for (int64_t g = 0; g < shape.groups(); ++g) {
-    const T* from = x + g * shape.group;
-    if (shape.group <= 4096) {
-      scale[g * kPanelRows] = quantize_group(from, shape.group, q);
-      scatter(q, shape.group, line);
-    } else {  // rare: a whole long row is one group
-      int8_t* big = new int8_t[static_cast<size_t>(shape.group)];
-      scale[g * kPanelRows] = quantize_group(from, shape.group, big);
-      scatter(big, shape.group, line);
-      delete[] big;
-    }
+    quantize(x + g * shape.group, shape.group, QuantizeRule(), 0, q, scale + g * kPanelRows, nullptr);
+    scatter(q, shape.group, line);
     line += shape.steps() * kStepBytes;
   }
 }
@@ -52,6 +46,8 @@ void pack_int8(const RowBlock& in, int64_t start, const Int8Matrix& out, int thr
   const Int8Shape& shape = out.shape;
   const int64_t first = start / kPanelRows, panels = (in.rows + kPanelRows - 1) / kPanelRows;
   parallel_for(threads, panels, 1, [&](int64_t begin, int64_t end) {
+    const IeeeMode ieee;
+    const std::unique_ptr<int8_t[]> q(new int8_t[static_cast<size_t>(shape.group)]);
     for (int64_t p = begin; p < end; ++p) {
       uint8_t* codes = out.codes + (first + p) * shape.panel_bytes();
       float* scale = out.scale + (first + p) * shape.groups() * kPanelRows;
@@ -61,9 +57,9 @@ void pack_int8(const RowBlock& in, int64_t start, const Int8Matrix& out, int thr
         const int64_t row = p * kPanelRows + r, at = row * in.stride;
         uint8_t* line = codes + r * kStep;
         switch (in.type) {
-          case RowType::kF32: pack_row(static_cast<const float*>(in.data) + at, shape, line, scale + r); break;
-          case RowType::kF16: pack_row(static_cast<const F16*>(in.data) + at, shape, line, scale + r); break;
-          case RowType::kBF16: pack_row(static_cast<const BF16*>(in.data) + at, shape, line, scale + r); break;
+          case RowType::kF32: pack_floats(static_cast<const float*>(in.data) + at, shape, q.get(), line, scale + r); break;
+          case RowType::kF16: pack_floats(static_cast<const F16*>(in.data) + at, shape, q.get(), line, scale + r); break;
+          case RowType::kBF16: pack_floats(static_cast<const BF16*>(in.data) + at, shape, q.get(), line, scale + r); break;
           case RowType::kInt8:
             pack_codes(static_cast<const int8_t*>(in.data) + at, in.scale + row * in.scale_stride, in.scale_groups, shape, line,
                        scale + r);
@@ -78,6 +74,7 @@ void rows_int8(const Int8Matrix& w, const int64_t* ids, int64_t count, float* ou
   const Int8Shape& shape = w.shape;
   const int64_t grain = 1 + (1 << 14) / shape.k;
   parallel_for(threads, count, grain, [&](int64_t begin, int64_t end) {
+    const IeeeMode ieee;
     for (int64_t i = begin; i < end; ++i) {
       const int64_t panel = ids[i] / kPanelRows, lane = ids[i] % kPanelRows;
       const uint8_t* line = w.codes + panel * shape.panel_bytes() + lane * kStep;

@@ -11,7 +11,7 @@ from .quantize import (
 )
 
 # linear family
-from .linear import linear_int8, pack_int8, rows_int8
+from .linear import linear_f32, linear_int8, pack_int8, rows_int8
 
 # verify family
 

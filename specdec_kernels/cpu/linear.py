@@ -56,3 +56,20 @@ def linear_int8(x, scale, weight, bias, out):
         out.stride(0),
         native.threads(),
     )
+
+
+def linear_f32(x, weight, out):
+    n, k = weight.shape
+    native.launch(
+        _kernels.linear_f32,
+        x.data_ptr(),
+        x.shape[0],
+        x.stride(0),
+        weight.data_ptr(),
+        n,
+        weight.stride(0),
+        k,
+        out.data_ptr(),
+        out.stride(0),
+        native.threads(),
+    )
