@@ -1,5 +1,6 @@
 """Verification of drafted tokens: raw logits in, tokens out."""
 
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -16,9 +17,7 @@ class Verdict(NamedTuple):
     tokens: torch.Tensor  # [B, W] int64: the accepted drafts and one more token, then -1
     num_accepted: torch.Tensor  # [B] int32
     logprobs: torch.Tensor | None  # [B, W] f32: log-softmax of the raw target row at the emitted id, NaN beyond
-    flags: (
-        torch.Tensor
-    )  # [B] int32: 1 NaN or +inf in a target row, 2 no candidate for the last token, 4 bad value, 8 bad q
+    flags: torch.Tensor  # [B] int32: 1 NaN or +inf in a target row, 2 last row without candidate, 4 bad value, 8 bad q
 
 
 def verify(
@@ -57,16 +56,17 @@ def verify(
         draft_probs: [N, V] exactly as sampled from; used as they are. Or neither: every draft is a point mass.
         draft_ids: [Vd] int32 ascending: the draft rows are [N, Vd], over these target ids.
         draft_kind: [N] bool, True = this draft is a point mass and its row is not read.
-        temperature, top_k, top_p, min_p: a number, or a tensor [B]; rounded to f32. With w = exp((l - max)/T) a row keeps
-            the first ``top_k`` ids in the order (logit descending, id ascending), of these the shortest prefix with at
-            least ``top_p`` of their mass, of these w >= ``min_p``. Off: top_k <= 0 or >= V, top_p >= 1, min_p <= 0.
+        temperature, top_k, top_p, min_p: a number, or a tensor [B]; rounded to f32. With w = exp((l - max)/T) a row
+            keeps the first ``top_k`` ids in the order (logit descending, id ascending), of these the shortest prefix
+            with at least ``top_p`` of their mass, of these w >= ``min_p``. Off: top_k <= 0 or >= V, top_p >= 1,
+            min_p <= 0.
         seed, position: [B] int64; position = absolute position of the first token that this call emits. They name the
             round's random numbers and are needed unless ``temperature`` is the number 0.
         max_drafts: width W - 1 of the output; None = the longest request (CPU only).
         rule: "token". theta, typical: parameters of other rules, ignored by it.
         return_logprobs: whether to fill ``Verdict.logprobs``.
 
-    Returns a :class:`Verdict`. Entries NaN and -inf of a row have p = 0; +inf makes a row a point mass on the first one.
+    Returns a :class:`Verdict`. NaN and -inf entries have p = 0; a +inf makes its row a point mass on the first one.
     An unusable draft row (a NaN; an infinite or negative probability; q(x) = 0) refuses its draft, and p is drawn.
     Rows after the first refusal are never read.
 
@@ -176,7 +176,7 @@ def _check_drafts(draft_tokens, cu_drafts, drafts, vocabulary):
 def _check_ids(ids, bounds, vocabulary):
     if not ids or (min(ids) >= 0 and max(ids) < vocabulary):
         return
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         for i in ids[start:stop]:
             if i == -1:
                 break  # the rest of this request is ignored
