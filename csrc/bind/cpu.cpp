@@ -2,10 +2,15 @@
 // exceptions. Shapes, dtypes, strides and devices were checked in Python (specdec_kernels/validate.py); the checks here
 // only keep a slip on that side from becoming a wild pointer. One section per kernel family.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <array>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "cpu/attention.h"
 #include "cpu/ggml.h"
@@ -15,7 +20,10 @@
 #include "cpu/quantize.h"
 #include "cpu/read_bytes.h"
 #include "cpu/threads.h"
+#include "cpu/row_kernels.h"
+#include "cpu/verify.h"
 #include "sk/numerics.h"
+#include "sk/philox.h"
 
 namespace py = pybind11;
 using release_gil = py::call_guard<py::gil_scoped_release>;
@@ -160,6 +168,81 @@ void bind_linear(py::module_& m) {
 
 // ---- verify family ---------------------------------------------------------------------------------------------------
 
+sk::Rows rows(uintptr_t address, int dtype, int64_t columns, int64_t stride) {
+  require(dtype >= 0 && dtype <= 2 && columns >= 0, "rows: dtype or number of columns out of range");
+  return {pointer<const void>(address), static_cast<sk::Dtype>(dtype), columns, stride};
+}
+
+// A parameter arrives as (address, number): the address of one value per request, or 0 and the number for all.
+using FloatParameter = std::pair<uintptr_t, float>;
+using IntParameter = std::pair<uintptr_t, int32_t>;
+
+template <class T>
+sk::PerRequest<T> per_request(const std::pair<uintptr_t, T>& p) {
+  return {pointer<const T>(p.first), p.second};
+}
+
+sk::Sampling sampling(FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p,
+                      uintptr_t seed, uintptr_t position) {
+  require((temperature.first == 0 && temperature.second == 0.0f) || (seed != 0 && position != 0),
+          "seed and position are needed for a random request");
+  return {per_request(temperature), per_request(top_k),           per_request(top_p),
+          per_request(min_p),       pointer<const int64_t>(seed), pointer<const int64_t>(position)};
+}
+
+void bind_verify(py::module_& m) {
+  m.def(
+      "verify",
+      [](int threads, int64_t requests, int64_t width, uintptr_t target, int dtype, int64_t vocabulary, int64_t stride,
+         uintptr_t draft_tokens, uintptr_t cu_drafts, uintptr_t drafts, int draft_dtype, int64_t draft_columns,
+         int64_t draft_stride, bool drafts_are_logits, uintptr_t draft_ids, uintptr_t draft_kind,
+         FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p, uintptr_t seed,
+         uintptr_t position, uintptr_t tokens, uintptr_t num_accepted, uintptr_t logprobs, uintptr_t flags) {
+        require(requests >= 0 && width >= 1 && vocabulary >= 1, "verify: sizes out of range");
+        sk::VerifyCall call{requests,
+                            width,
+                            rows(target, dtype, vocabulary, stride),
+                            pointer<const int64_t>(draft_tokens),
+                            pointer<const int32_t>(cu_drafts),
+                            rows(drafts, draft_dtype, draft_columns, draft_stride),
+                            drafts_are_logits,
+                            pointer<const int32_t>(draft_ids),
+                            pointer<const bool>(draft_kind),
+                            sampling(temperature, top_k, top_p, min_p, seed, position),
+                            pointer<int64_t>(tokens),
+                            pointer<int32_t>(num_accepted),
+                            pointer<float>(logprobs),
+                            pointer<int32_t>(flags)};
+        const py::gil_scoped_release free_gil;
+        sk::verify(call, threads);
+      });
+  m.def("sample", [](int threads, int64_t requests, uintptr_t logits, int dtype, int64_t vocabulary, int64_t stride,
+                     FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p,
+                     uintptr_t seed, uintptr_t position, int stream, IntParameter index, uintptr_t tokens,
+                     uintptr_t logprobs) {
+    require(requests >= 0 && vocabulary >= 1 && stream >= 0 && stream < 256, "sample: sizes out of range");
+    sk::SampleCall call{requests,
+                        rows(logits, dtype, vocabulary, stride),
+                        sampling(temperature, top_k, top_p, min_p, seed, position),
+                        static_cast<uint32_t>(stream),
+                        per_request(index),
+                        pointer<int64_t>(tokens),
+                        pointer<float>(logprobs)};
+    const py::gil_scoped_release free_gil;
+    sk::sample(call, threads);
+  });
+  // For tests of the generator itself.
+  m.def("philox4x32", [](uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+    const sk::Philox4 r = sk::philox4x32(key, c0, c1, c2, c3);
+    return std::make_tuple(r.w[0], r.w[1], r.w[2], r.w[3]);
+  });
+  m.def("philox_first_words", [](uint64_t seed, uint64_t position, uint32_t c2, uint32_t first) {
+    std::array<uint32_t, 16> words;
+    sk::group_kernels().first_words(seed, position, c2, first, words.data());
+    return std::vector<uint32_t>(words.begin(), words.end());
+  });
+}
+
 // ---- attention family ------------------------------------------------------------------------------------------------
 
 void check(const char* message) {
@@ -231,6 +314,7 @@ PYBIND11_MODULE(_C_cpu, m) {
   bind_linear(m);
 
   // verify
+  bind_verify(m);
 
   // attention
   bind_attention(m);

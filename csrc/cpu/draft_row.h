@@ -1,0 +1,35 @@
+// The distribution q that a draft was drawn from: a point mass, raw logits under the request's own filters, or
+// probabilities as they are; over the whole vocabulary or over a part of it.
+#pragma once
+#include <cstdint>
+
+#include "cpu/row.h"
+
+namespace sk {
+
+struct VerifyCall;
+
+class DraftRow {
+ public:
+  // Draft n of the call, of token id. False if its row is unusable: a NaN, a negative or infinite probability, q(id) = 0.
+  bool read(const VerifyCall& call, int64_t n, int64_t id, const Filters& filters, int threads);
+  bool is_point() const { return kind_ == Kind::kPoint; }
+  int64_t id() const { return id_; }
+  double probability() const { return probability_; }  // q(id) > 0
+  void group(int64_t g, double* q) const;               // q of the target ids 64 g .. 64 g + 63; not for a point mass
+
+ private:
+  enum class Kind { kPoint, kLogits, kProbs };
+
+  int64_t column(int64_t id) const;  // the first column of an id >= id
+  double value(int64_t column) const;
+
+  Kind kind_ = Kind::kPoint;
+  Row row_;
+  Source source_{};
+  const int32_t* ids_ = nullptr;
+  int64_t id_ = 0;
+  double probability_ = 1.0;
+};
+
+}  // namespace sk

@@ -1,0 +1,98 @@
+// Hot loops over a row of logits; row_kernels.cpp includes this once per instruction set, inside a namespace that has
+// defined kBytes (the width of its vectors) and convert_f16. Vectors are GCC's own. Every sum has a fixed order and
+// nothing is contracted: all instruction sets give the same bits.
+
+typedef float Floats __attribute__((vector_size(kBytes)));
+typedef int32_t Ints __attribute__((vector_size(kBytes)));
+typedef uint32_t Words __attribute__((vector_size(kBytes)));
+typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
+typedef double Doubles __attribute__((vector_size(kBytes)));
+typedef uint64_t Longs __attribute__((vector_size(kBytes)));
+typedef float HalfFloats __attribute__((vector_size(kBytes / 2)));
+constexpr int kFloats = kBytes / 4, kDoubles = kBytes / 8;
+
+inline void load(const float* x, Floats& out) { memcpy(&out, x, sizeof out); }
+inline void load(const BF16* x, Floats& out) {
+  Halves half;
+  memcpy(&half, x, sizeof half);
+  const Words bits = __builtin_convertvector(half, Words) << 16;
+  memcpy(&out, &bits, sizeof out);
+}
+inline void load(const F16* x, Floats& out) { convert_f16(x, reinterpret_cast<float*>(&out)); }
+
+template <class T>
+bool max_blocks(const void* row, int64_t blocks, int64_t block, float* out) {
+  const T* x = static_cast<const T*>(row);
+  const Floats lowest = Floats{} - INFINITY;
+  Ints nan = {};
+  for (int64_t b = 0; b < blocks; ++b, x += block) {
+    Floats top[4] = {lowest, lowest, lowest, lowest};
+    for (int64_t i = 0; i < block; i += 4 * kFloats)
+      for (int j = 0; j < 4; ++j) {
+        Floats v;
+        load(x + i + kFloats * j, v);
+        top[j] = v > top[j] ? v : top[j];  // a NaN never gets in
+        nan |= v != v;
+      }
+    top[0] = top[0] > top[1] ? top[0] : top[1];
+    top[2] = top[2] > top[3] ? top[2] : top[3];
+    top[0] = top[0] > top[2] ? top[0] : top[2];
+    float best = top[0][0];
+    for (int j = 1; j < kFloats; ++j) best = top[0][j] > best ? top[0][j] : best;
+    out[b] = best;
+  }
+  int32_t any = 0;
+  for (int j = 0; j < kFloats; ++j) any |= nan[j];
+  return any != 0;
+}
+
+template <class T>
+void load64(const void* group, float* out) {
+  for (int i = 0; i < kGroup; i += kFloats) {
+    Floats v;
+    load(static_cast<const T*>(group) + i, v);
+    v = v == v ? v : Floats{} - INFINITY;
+    memcpy(out + i, &v, sizeof v);
+  }
+}
+
+double exp64(const float* l, double max, double inv_t, float cut, double least, double* w) {
+  constexpr int kSums = 8 / kDoubles;
+  Doubles sum[kSums] = {};
+  for (int i = 0; i < kGroup; i += 8)
+    for (int j = 0; j < kSums; ++j) {
+      HalfFloats logit;
+      memcpy(&logit, l + i + kDoubles * j, sizeof logit);
+      const Doubles wide = __builtin_convertvector(logit, Doubles);
+      Doubles e = (wide - max) * inv_t;
+      exp_in_place<Doubles, Longs>(e);
+      e = wide >= static_cast<double>(cut) ? e : Doubles{};
+      e = e >= least ? e : Doubles{};
+      memcpy(w + i + kDoubles * j, &e, sizeof e);
+      sum[j] += e;
+    }
+  double lane[8];
+  memcpy(lane, sum, sizeof lane);
+  return ((lane[0] + lane[4]) + (lane[2] + lane[6])) + ((lane[1] + lane[5]) + (lane[3] + lane[7]));
+}
+
+void first_words(uint64_t seed, uint64_t position, uint32_t c2, uint32_t first, uint32_t* out) {
+  constexpr int kParts = 16 / kDoubles;
+  Longs a[kParts], b[kParts], c[kParts], d[kParts];  // 32-bit words in 64-bit lanes
+  for (int j = 0; j < kParts; ++j) {
+    a[j] = Longs{} + (position & 0xffffffffu);
+    b[j] = Longs{} + (position >> 32);
+    c[j] = Longs{} + c2;
+    for (int k = 0; k < kDoubles; ++k) d[j][k] = first + static_cast<uint32_t>(kDoubles * j + k);
+  }
+  uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
+  for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
+    for (int j = 0; j < kParts; ++j) {
+      const Longs p0 = a[j] * 0xD2511F53u, p1 = c[j] * 0xCD9E8D57u;
+      a[j] = (p1 >> 32) ^ b[j] ^ k0;
+      c[j] = (p0 >> 32) ^ d[j] ^ k1;
+      b[j] = p1 & 0xffffffffu;
+      d[j] = p0 & 0xffffffffu;
+    }
+  for (int j = 0; j < 16; ++j) out[j] = static_cast<uint32_t>(a[j / kDoubles][j % kDoubles]);
+}

@@ -1,0 +1,65 @@
+// Verification of drafts and sampling on the CPU; specdec_kernels/reference/verify.py says what they compute.
+#pragma once
+#include <cstdint>
+
+#include "cpu/row.h"
+
+namespace sk {
+
+// One number for all requests, or one each.
+template <class T>
+struct PerRequest {
+  const T* each;
+  T all;
+  T operator[](int64_t b) const { return each != nullptr ? each[b] : all; }
+};
+
+struct Rows {
+  const void* data;
+  Dtype dtype;
+  int64_t columns, stride;  // in elements
+
+  Source operator[](int64_t i) const {
+    return {static_cast<const char*>(data) + i * stride * (dtype == Dtype::kF32 ? 4 : 2), dtype, columns};
+  }
+};
+
+struct Sampling {
+  PerRequest<float> temperature;
+  PerRequest<int32_t> top_k;
+  PerRequest<float> top_p, min_p;
+  const int64_t* seed;      // may be null if every request is greedy
+  const int64_t* position;
+
+  Filters filters(int64_t b) const { return {temperature[b], top_k[b], top_p[b], min_p[b]}; }
+};
+
+struct VerifyCall {
+  int64_t requests, width;
+  Rows target;
+  const int64_t* draft_tokens;
+  const int32_t* cu_drafts;
+  Rows drafts;  // data null: every draft is a point mass
+  bool drafts_are_logits;
+  const int32_t* draft_ids;  // or null
+  const bool* draft_kind;    // or null
+  Sampling sampling;
+  int64_t* tokens;        // [requests, width]
+  int32_t* num_accepted;  // [requests]
+  float* logprobs;        // [requests, width] or null
+  int32_t* flags;         // [requests]
+};
+void verify(const VerifyCall& call, int threads);
+
+struct SampleCall {
+  int64_t requests;
+  Rows logits;
+  Sampling sampling;
+  uint32_t stream;
+  PerRequest<int32_t> index;
+  int64_t* tokens;  // [requests]
+  float* logprobs;  // [requests] or null
+};
+void sample(const SampleCall& call, int threads);
+
+}  // namespace sk

@@ -1,0 +1,66 @@
+"""verify and sample on the CPU: addresses, sizes and strides for the C++ kernels."""
+
+import torch
+
+from ..native import DTYPE_CODE, cpu, threads
+
+
+def _rows(rows):
+    """Address, dtype, columns and distance of the rows of a matrix, or of none."""
+    if rows is None:
+        return 0, 0, 0, 0
+    return rows.data_ptr(), DTYPE_CODE[rows.dtype], rows.shape[1], rows.stride(0)
+
+
+def _parameter(value):
+    """(address, 0) of a tensor with one value per request, or (0, number)."""
+    return (value.data_ptr(), 0) if isinstance(value, torch.Tensor) else (0, value)
+
+
+def _address(tensor):
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def verify(
+    target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind,
+    temperature, top_k, top_p, min_p, seed, position, tokens, num_accepted, logprobs, flags,
+):  # fmt: skip
+    cpu.verify(
+        threads(),
+        *tokens.shape,
+        *_rows(target_logits),
+        draft_tokens.data_ptr(),
+        cu_drafts.data_ptr(),
+        *_rows(draft_rows),
+        draft_is_logits,
+        _address(draft_ids),
+        _address(draft_kind),
+        _parameter(temperature),
+        _parameter(top_k),
+        _parameter(top_p),
+        _parameter(min_p),
+        _address(seed),
+        _address(position),
+        tokens.data_ptr(),
+        num_accepted.data_ptr(),
+        _address(logprobs),
+        flags.data_ptr(),
+    )
+
+
+def sample(logits, temperature, top_k, top_p, min_p, seed, position, stream, index, tokens, logprobs):
+    cpu.sample(
+        threads(),
+        logits.shape[0],
+        *_rows(logits),
+        _parameter(temperature),
+        _parameter(top_k),
+        _parameter(top_p),
+        _parameter(min_p),
+        _address(seed),
+        _address(position),
+        stream,
+        _parameter(index),
+        tokens.data_ptr(),
+        _address(logprobs),
+    )
