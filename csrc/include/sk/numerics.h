@@ -37,12 +37,22 @@ SK_HD float float_of(uint32_t u) {
 SK_HD float to_f32(float x) { return x; }
 SK_HD float to_f32(BF16 h) { return float_of(static_cast<uint32_t>(h.bits) << 16); }
 SK_HD float to_f32(F16 h) {
+#if defined(__CUDA_ARCH__)
+  float x;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h.bits));
+  return x;
+#elif defined(__HIP_DEVICE_COMPILE__)
+  _Float16 x;
+  memcpy(&x, &h.bits, sizeof x);
+  return static_cast<float>(x);
+#else
   const uint32_t sign = static_cast<uint32_t>(h.bits & 0x8000u) << 16;
   const uint32_t exp = (h.bits >> 10) & 0x1fu, frac = h.bits & 0x3ffu;
   if (exp == 0x1f) return float_of(sign | 0x7f800000u | (frac << 13));  // Inf, NaN
   if (exp != 0) return float_of(sign | ((exp + 112) << 23) | (frac << 13));
   const float tiny = static_cast<float>(frac) * 5.9604644775390625e-08f;  // subnormal: frac * 2^-24, exact
   return float_of(sign | bits_of(tiny));
+#endif
 }
 
 template <class T>

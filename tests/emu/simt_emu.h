@@ -1,0 +1,238 @@
+// Runs GPU kernels on one CPU thread: a test oracle for machines without a GPU.
+//
+// Every thread of a block is a fiber (ucontext). A fiber runs until it reaches a collective (a block barrier, or an
+// exchange between the lanes of its wave) or returns. The LAST one to arrive at a collective does the work for all and
+// makes them runnable, so there is no second phase in which a slot could be overwritten early. Threads that have
+// returned count as arrived at a block barrier, as on hardware; in a wave exchange they are an error.
+//
+// What it finds: missing barriers (the run order is forward, reverse or random, and some order then gives a wrong
+// result), code that assumes 32 lanes (the wave has 32 or 64), reads of shared memory before a write (it starts as 0xFF,
+// which is NaN as a float), writes beyond a shared array, and hangs (reported with who waits where). What it can't find:
+// anything about the memory model, races inside a wave, or bank conflicts. Blocks run one after another.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <map>
+#include <memory>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __host__
+#define __launch_bounds__(...)
+
+namespace simt {
+
+enum class Order { kForward, kReverse, kRandom };
+struct Config {
+  int wave = 32;
+  Order order = Order::kForward;
+  unsigned seed = 0;
+};
+inline Config config;
+
+struct Index {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+// Where a collective stands in the source.
+struct Where {
+  const char* file = "";
+  int line = 0;
+  std::string text() const { return std::string(file) + ":" + std::to_string(line); }
+  bool operator==(const Where& other) const { return line == other.line && !std::strcmp(file, other.file); }
+};
+
+enum class State { kRunnable, kAtBarrier, kInWave, kDone };
+constexpr size_t kStack = 64 << 10;
+
+struct Thread {
+  Index index;
+  State state = State::kDone;
+  Where where{};
+  uint64_t given = 0, got = 0;  // of a wave exchange
+  int source = 0;               // the lane whose `given` this thread wants
+  ucontext_t context;
+  std::unique_ptr<char[]> stack{new char[kStack]};
+};
+
+// One shared array: poisoned, with guard bytes behind it.
+struct Shared {
+  static constexpr size_t kGuard = 64;
+  std::vector<unsigned char> bytes;
+  explicit Shared(size_t size) : bytes(size + kGuard, 0xFF) {}
+  bool overrun() const {
+    return std::any_of(bytes.end() - kGuard, bytes.end(), [](unsigned char b) { return b != 0xFF; });
+  }
+};
+
+struct Block {
+  Index index, size, grid;
+  std::vector<Thread>* threads = nullptr;
+  unsigned alive = 0, arrived = 0;
+  std::map<const void*, Shared> shared;
+  const std::function<void()>* body = nullptr;
+  std::exception_ptr error;
+  ucontext_t scheduler;
+};
+inline thread_local Block* block = nullptr;
+inline thread_local Thread* self = nullptr;
+
+inline unsigned number(const Thread& t) { return static_cast<unsigned>(&t - block->threads->data()); }
+inline int lane() { return static_cast<int>(number(*self)) % config.wave; }
+
+inline void wait(State state, Where where) {
+  Thread* me = self;
+  me->state = state;
+  me->where = where;
+  swapcontext(&me->context, &block->scheduler);
+}
+
+inline void open_barrier_if_all_arrived() {
+  if (block->arrived == 0 || block->arrived < block->alive) return;
+  block->arrived = 0;
+  for (Thread& t : *block->threads)
+    if (t.state == State::kAtBarrier) t.state = State::kRunnable;
+}
+
+inline void barrier(Where where) {
+  Thread* me = self;
+  me->state = State::kAtBarrier;
+  me->where = where;
+  ++block->arrived;
+  open_barrier_if_all_arrived();
+  if (me->state == State::kAtBarrier) wait(State::kAtBarrier, where);
+}
+
+// All lanes of the wave take part; the value of lane `source` comes back.
+inline uint64_t exchange(uint64_t given, int source, Where where) {
+  Thread* me = self;
+  me->given = given;
+  me->source = source;
+  me->state = State::kInWave;
+  me->where = where;
+  Thread* first = me - lane();
+  const int lanes = std::min<int>(config.wave, static_cast<int>(block->threads->data() + block->threads->size() - first));
+  bool all = true;
+  for (Thread* t = first; t < first + lanes; ++t) {
+    if (t->state == State::kDone) throw std::logic_error(where.text() + ": a lane of the wave has returned");
+    if (t->state == State::kInWave && !(t->where == where))
+      throw std::logic_error(where.text() + ": another lane is in a different exchange, in " + t->where.text());
+    all = all && t->state == State::kInWave;
+  }
+  if (!all) {
+    wait(State::kInWave, where);
+    return me->got;
+  }
+  for (Thread* t = first; t < first + lanes; ++t) {
+    if (t->source < 0 || t->source >= lanes) throw std::logic_error(where.text() + ": no such lane");
+    t->got = first[t->source].given;
+  }
+  for (Thread* t = first; t < first + lanes; ++t) t->state = State::kRunnable;
+  return me->got;
+}
+
+template <class T>
+T shuffle_xor(T value, int distance, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof value);
+  bits = exchange(bits, lane() ^ distance, Where{file, line});
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+template <class T>
+T* shared(const void* site, size_t count) {
+  const auto found = block->shared.try_emplace(site, count * sizeof(T)).first;
+  return reinterpret_cast<T*>(found->second.bytes.data());
+}
+
+inline void enter() {
+  try {
+    (*block->body)();
+  } catch (...) {  // must not leave the fiber's stack
+    block->error = std::current_exception();
+  }
+  self->state = State::kDone;
+  --block->alive;
+  open_barrier_if_all_arrived();
+  swapcontext(&self->context, &block->scheduler);
+  std::abort();
+}
+
+inline std::string who_waits() {
+  std::string text = "hang: no thread of block " + std::to_string(block->index.x) + " can run";
+  int shown = 0;
+  for (const Thread& t : *block->threads) {
+    if (t.state == State::kDone) continue;
+    if (shown++ == 4) return text + "\n  ...";
+    const char* what = t.state == State::kAtBarrier ? " waits at the barrier in " : " waits for its wave in ";
+    text += "\n  thread " + std::to_string(number(t)) + what + t.where.text();
+  }
+  return text;
+}
+
+inline void run_block(std::vector<unsigned>& order, std::mt19937& random) {
+  for (Thread& t : *block->threads) {
+    t.state = State::kRunnable;
+    getcontext(&t.context);
+    t.context.uc_stack = {t.stack.get(), 0, kStack};
+    t.context.uc_link = nullptr;
+    makecontext(&t.context, enter, 0);
+  }
+  while (block->alive > 0) {
+    if (config.order == Order::kRandom) std::shuffle(order.begin(), order.end(), random);
+    bool ran = false;
+    for (unsigned i : order) {
+      self = &(*block->threads)[i];
+      if (self->state != State::kRunnable) continue;
+      swapcontext(&block->scheduler, &self->context);
+      ran = true;
+      if (block->error) std::rethrow_exception(block->error);
+    }
+    if (!ran) throw std::logic_error(who_waits());
+  }
+  for (const auto& array : block->shared)
+    if (array.second.overrun()) throw std::logic_error("a write beyond a shared array");
+}
+
+inline void launch(unsigned blocks, unsigned threads, const std::function<void()>& body) {
+  std::vector<Thread> fibers(threads);
+  std::vector<unsigned> order(threads);
+  for (unsigned i = 0; i < threads; ++i) {
+    fibers[i].index.x = i;
+    order[i] = config.order == Order::kReverse ? threads - 1 - i : i;
+  }
+  std::mt19937 random(config.seed);
+  for (unsigned b = 0; b < blocks; ++b) {
+    Block state;
+    state.index.x = b;
+    state.size = {threads, 1, 1};
+    state.grid = {blocks, 1, 1};
+    state.threads = &fibers;
+    state.alive = threads;
+    state.body = &body;
+    block = &state;
+    run_block(order, random);
+  }
+  block = nullptr;
+  self = nullptr;
+}
+
+}  // namespace simt
+
+#define threadIdx (simt::self->index)
+#define blockIdx (simt::block->index)
+#define blockDim (simt::block->size)
+#define gridDim (simt::block->grid)
+#define __syncthreads() simt::barrier(simt::Where{__FILE__, __LINE__})
