@@ -174,17 +174,20 @@ def job_limit():
 
 
 def build(name, folder):
-    """Compiles what is out of date and links: the module, what to note about it, what the compilers said."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """A compiled module: its path, what to note about it, what the compilers said."""
     steps, note = steps_of(name, folder)
+    return steps[-1][0], note, make(steps, folder)
+
+
+def make(steps, folder):
+    """Runs the steps (result, inputs, command) that are out of date, the last one after all others; what they said."""
+    folder.mkdir(parents=True, exist_ok=True)
     ninja = shutil.which("ninja")
     if ninja and ask([ninja, "--version"]) != "unknown":
-        said = run_ninja(ninja, steps, folder)
-    else:
-        with ThreadPoolExecutor(job_limit()) as pool:
-            said = [*pool.map(lambda step: run_if_old(*step), steps[:-1])]
-        said = "".join([*said, run_if_old(*steps[-1])])
-    return steps[-1][0], note, said
+        return run_ninja(ninja, steps, folder)
+    with ThreadPoolExecutor(job_limit()) as pool:
+        said = list(pool.map(lambda step: run_if_old(*step), steps[:-1]))
+    return "".join([*said, run_if_old(*steps[-1])])
 
 
 def run_ninja(ninja, steps, folder):
@@ -200,7 +203,7 @@ def run_ninja(ninja, steps, folder):
         rule = "link" if result is steps[-1][0] else "compile"
         lines.append(f"build {path(result)}: {rule} {' '.join(map(path, inputs))}")
         lines.append(f"  line = {text(shlex.join(command))}")
-    script = folder / "build.ninja"
+    script = folder / f"{steps[-1][0].name}.ninja"
     script.write_text("\n".join(lines) + "\n")
     said = run([ninja, "-j", str(job_limit()), "-f", str(script)])
     return "\n".join(line for line in said.splitlines() if not NINJA.match(line))

@@ -16,7 +16,7 @@ ISA_NAMES = ("scalar", "avx2", "avx512")
 DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 
 
-def _load(name):
+def load_compiled(name):
     """Returns (module, None) or (None, reason)."""
     try:
         return importlib.import_module("." + name, __package__), None
@@ -37,7 +37,7 @@ def _why_not_built(name):
 
 
 def _load_cpu():
-    module, reason = _load("_C_cpu")
+    module, reason = load_compiled("_C_cpu")
     if module is None:
         return None, reason
     wish = os.environ.get("SPECDEC_CPU_ISA")

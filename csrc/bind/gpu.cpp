@@ -42,7 +42,8 @@ void bind_quantize(py::module_& m) {
          int64_t width, bool fixed, bool stochastic, uint64_t seed, uint64_t offset, int device, uintptr_t stream) {
         sk::gpu::QuantizeInt8 args{};
         args.shape = shape(rows, groups, width);
-        require(rows * groups * width == 0 || (x && q && scale), "x, q, scale: expected addresses");
+        require(rows * groups == 0 || scale, "scale: expected an address");
+        require(rows * groups * width == 0 || (x && q), "x, q: expected addresses");
         args.x = pointer<const void>(x), args.x_stride = x_stride;
         args.q = pointer<int8_t>(q), args.q_stride = q_stride;
         args.scale = {pointer<float>(scale), scale_row, scale_group};

@@ -43,7 +43,7 @@ void launch(const DequantizeInt8& args, StreamHandle stream) {
 
 template <class Args>
 int dispatch(const Args& args, Dtype dtype, int device, void* stream) {
-  if (args.shape.rows * args.shape.groups * args.shape.width == 0) return 0;
+  if (args.shape.rows * args.shape.groups == 0) return 0;
   const OnDevice on(device);
   if (on.error() != kSuccess) return static_cast<int>(on.error());
   const auto handle = static_cast<StreamHandle>(stream);

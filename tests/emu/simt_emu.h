@@ -171,14 +171,14 @@ inline void enter() {
 }
 
 inline std::string who_waits() {
-  std::string text = "hang: no thread of block " + std::to_string(block->index.x) + " can run";
-  int shown = 0;
+  std::map<std::string, std::vector<unsigned>> places;
   for (const Thread& t : *block->threads) {
     if (t.state == State::kDone) continue;
-    if (shown++ == 4) return text + "\n  ...";
-    const char* what = t.state == State::kAtBarrier ? " waits at the barrier in " : " waits for its wave in ";
-    text += "\n  thread " + std::to_string(number(t)) + what + t.where.text();
+    places[(t.state == State::kAtBarrier ? "at the barrier in " : "for the wave in ") + t.where.text()].push_back(number(t));
   }
+  std::string text = "hang: no thread of block " + std::to_string(block->index.x) + " can run";
+  for (const auto& [place, who] : places)
+    text += "\n  " + std::to_string(who.size()) + " threads, thread " + std::to_string(who[0]) + " first, wait " + place;
   return text;
 }
 

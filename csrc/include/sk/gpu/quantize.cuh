@@ -114,7 +114,9 @@ __global__ void __launch_bounds__(kQuantizeThreads, 2) quantize_kernel(const Qua
 
     Grid grid{};
     if (a.fixed) {
-      grid = {a.scale.at(r, g), symmetric ? 0 : a.zero_point.at(r, g), symmetric ? -127 : -128, false};
+      const float scale = a.scale.at(r, g);  // one that is no positive number can't be refused from here: codes 0
+      const bool usable = scale > 0.0f && bits_of(scale) < 0x7f800000u;
+      grid = {scale, symmetric ? 0 : a.zero_point.at(r, g), symmetric ? -127 : -128, !usable};
     } else {
       grid = grid_of<Team>(range, symmetric);
       if (Team::rank() == 0) {
