@@ -29,7 +29,7 @@ bool block_reduction() {
   simt::launch(3, kThreads, [&] {
     const int i = static_cast<int>(blockIdx.x) * kThreads + static_cast<int>(threadIdx.x);
     high[i] = Block::reduce(x[threadIdx.x], sk::gpu::Max());
-    low[i] = Block::reduce(x[threadIdx.x], sk::gpu::Min());
+    low[i] = -Block::reduce(-x[threadIdx.x], sk::gpu::Max());
   });
   return std::count(high.begin(), high.end(), kThreads) == 3 * kThreads && std::count(low.begin(), low.end(), 1) == 3 * kThreads;
 }
