@@ -20,7 +20,7 @@ def run(model, prompt, tokens, *, draft=None, k=0, controller=None, take=None, *
     cache = model.new_cache(max(request.limit - 1, 1))
     emitted = []
     stream = decode(model, cache, request, guarded(model, draft), controller or Fixed(k))
-    for token in stream:
+    for token, _ in stream:
         emitted.append(token)
         assert request.ids[len(prompt) :] == emitted
         if len(emitted) == take:
@@ -308,7 +308,7 @@ def test_logits_without_a_candidate_end_the_request_clearly(bad):
     request = Request([1, 2], 30)
     emitted = []
     with pytest.raises(ModelFault, match="position 6"):
-        for token in decode(model, model.new_cache(30), request, guarded(model, oracle(good)), Fixed(5)):
+        for token, _ in decode(model, model.new_cache(30), request, guarded(model, oracle(good)), Fixed(5)):
             emitted.append(token)
     assert emitted == plain(good, [1, 2], 4)
     assert model.caches[0].ids == request.ids[:-1]
@@ -368,6 +368,13 @@ def test_two_requests_take_turns_on_one_model():
             next(stream)
     assert requests[0].ids[2:] == plain(model, [1, 2], 20)
     assert requests[1].ids[3:] == plain(model, [3, 4, 5], 20)
+
+
+def test_ids_say_whether_the_draft_had_them():
+    model = by_content()
+    request = Request([1], 13)
+    origin = [mark for _, mark in decode(model, model.new_cache(20), request, guarded(model, oracle(model)), Fixed(3))]
+    assert origin == [True, True, True, False] * 3
 
 
 def test_rows_are_only_asked_for_where_they_are_needed():

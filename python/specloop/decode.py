@@ -50,8 +50,10 @@ class Request:
     stats: Stats = field(default_factory=Stats)
 
 
-def decode(model: Model, cache: Cache, request: Request, draft: GuardedDraft, controller, lock=None) -> Iterator[int]:
-    """Yields the emitted ids one by one until ``request.finish_reason`` is set.
+def decode(
+    model: Model, cache: Cache, request: Request, draft: GuardedDraft, controller, lock=None
+) -> Iterator[tuple[int, bool]]:
+    """Yields (emitted id, whether the draft had it) one by one until ``request.finish_reason`` is set.
 
     Every id is in ``request.ids`` before it is yielded and none is there that was not; the caller may close the
     generator at any time. ``lock`` is held while the model's scratch memory is in use, so several requests may take
@@ -75,11 +77,11 @@ def decode(model: Model, cache: Cache, request: Request, draft: GuardedDraft, co
 
             before = len(ids)
             try:
-                for token in tokens:
+                for i, token in enumerate(tokens):
                     ids.append(token)
                     request.finish_reason = _ends(model, request, token)
                     clock.stop()
-                    yield token
+                    yield token, i < accepted
                     clock.start()
                     if request.finish_reason or not _may_go_on(request):
                         break

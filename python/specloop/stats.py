@@ -51,17 +51,29 @@ class Speculation:
         if self.rounds and not self.proposed and not self.off_reason:
             self.off_reason = "the draft found nothing to propose"
 
+    @property
+    def acceptance_rate(self) -> float | None:
+        return _ratio(self.accepted, self.evaluated)
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        return _ratio(self.tokens, self.rounds)
+
+    @property
+    def per_position(self) -> list[float | None]:
+        """Acceptance of the first, second, ... draft, given that those before it were accepted."""
+        return [_ratio(a, n) for a, n in zip(self.accepted_at, self.evaluated_at, strict=True)]
+
     def as_dict(self) -> dict:
-        pairs = zip(self.accepted_at, self.evaluated_at, strict=True)
         return {
             "rounds": self.rounds,
             "proposed": self.proposed,
             "evaluated": self.evaluated,
             "accepted": self.accepted,
             "committed": self.committed,
-            "acceptance_rate": _ratio(self.accepted, self.evaluated),
-            "tokens_per_pass": _ratio(self.tokens, self.rounds),
-            "per_position": [_ratio(a, n) for a, n in pairs],
+            "acceptance_rate": self.acceptance_rate,
+            "tokens_per_pass": self.tokens_per_pass,
+            "per_position": self.per_position,
             "draft_ms": _ms(self.draft_seconds),
             "verify_ms": _ms(self.verify_seconds) if self.rounds else None,
             "k_history": list(self.k_history),

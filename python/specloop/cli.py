@@ -1,0 +1,296 @@
+"""The command line: ``specloop generate``, ``bench``, ``info``.
+
+Answers go to stdout; progress, statistics and errors to stderr. An error is one line and exit code 2; Ctrl-C ends the
+text where it is, exit code 130. torch is imported by the thread that loads the model, while the progress bar moves.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Optional
+
+import typer
+
+from .errors import OptionError, SpecloopError
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Speculative decoding that changes no token.",
+)
+
+Model = Annotated[str, typer.Option("--model", help="smollm2, or the path of a GGUF file")]
+Draft = Annotated[str, typer.Option("--draft", help="auto, lookup or none")]
+K = Annotated[str, typer.Option("--k", help="drafts per round: auto, or a number")]
+Dtype = Annotated[str, typer.Option("--dtype", help="int8 or f32")]
+Context = Annotated[int, typer.Option("--context", help="most tokens, prompt and answer together")]
+Threads = Annotated[Optional[int], typer.Option("--threads", help="CPU threads; default: torch's own choice")]  # noqa: UP045
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+Chat = Annotated[Optional[bool], typer.Option("--chat/--raw", help="default: chat if the model has a template")]  # noqa: UP045
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="the prompt; - reads it from stdin")],
+    model: Model = "smollm2",
+    draft: Draft = "auto",
+    k: K = "auto",
+    rule: Annotated[str, typer.Option("--rule", help="lossless")] = "lossless",
+    temperature: Annotated[float, typer.Option("--temperature", help="0 = greedy")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="0 = off")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="1 = off")] = 1.0,
+    min_p: Annotated[float, typer.Option("--min-p", help="0 = off")] = 0.0,
+    seed: Annotated[Optional[int], typer.Option("--seed", help="default: a new one each time")] = None,  # noqa: UP045
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens")] = 128,
+    stop: Annotated[Optional[list[str]], typer.Option("--stop", help="may be given several times")] = None,  # noqa: UP045
+    dtype: Dtype = "int8",
+    kv: Annotated[str, typer.Option("--kv", help="f32")] = "f32",
+    context: Context = 2048,
+    device: Annotated[str, typer.Option("--device", help="auto or cpu")] = "auto",
+    threads: Threads = None,
+    chat: Chat = None,
+    stats: Annotated[bool, typer.Option("--stats", help="show statistics on stderr")] = False,
+    as_json: Json = False,
+):
+    """Continue or answer a prompt."""
+    from .options import check_request
+
+    options = {
+        "draft": draft,
+        "k": _k(k),
+        "rule": rule,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "seed": seed,
+        "max_new_tokens": max_new_tokens,
+        "stop": stop or (),
+        "chat": chat,
+    }
+    check_request(**options)  # before seconds go into loading
+    text = sys.stdin.read() if prompt == "-" else prompt
+    pair = _load(model, dtype=dtype, context=context, threads=threads, kv=kv, device=device)
+    stream = pair.stream(text, **options)
+    with _interrupts(stream.cancel):
+        for event in stream:
+            if not as_json:
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+    result = stream.result
+    if as_json:
+        print(json.dumps(result.as_dict()))
+    else:
+        print()
+    if stats:
+        print(summary(result), file=sys.stderr)
+    if result.finish_reason == "cancelled":
+        raise typer.Exit(130)
+
+
+@app.command()
+def bench(
+    model: Model = "smollm2",
+    draft: Draft = "auto",
+    k: K = "auto",
+    dtype: Dtype = "int8",
+    context: Context = 2048,
+    threads: Threads = None,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens")] = 64,
+    category: Annotated[Optional[list[str]], typer.Option("--category", help="only these; may be repeated")] = None,  # noqa: UP045
+    prompts: Annotated[Optional[int], typer.Option("--prompts", help="at most this many of each category")] = None,  # noqa: UP045
+    repeat: Annotated[int, typer.Option("--repeat", help="measurements per prompt")] = 1,
+    as_json: Json = False,
+    plot: Annotated[Optional[str], typer.Option("--plot", help="write a chart to this file")] = None,  # noqa: UP045
+):
+    """Plain and speculative decoding side by side, on the same prompts, taking turns."""
+    from . import bench as measure
+
+    if plot is not None:
+        measure.check_plot(plot)
+    chosen = measure.load_prompts(category or (), prompts)
+    pair = _load(model, dtype=dtype, context=context, threads=threads)
+    report = measure.run(
+        pair,
+        chosen,
+        model=model,
+        draft=draft,
+        k=_k(k),
+        max_new_tokens=max_new_tokens,
+        repeat=repeat,
+        progress=_progress,
+    )
+    print(json.dumps(report) if as_json else measure.table(report))
+    if plot is not None:
+        measure.plot(report, plot)
+
+
+@app.command()
+def info(
+    model: Model = "smollm2",
+    dtype: Dtype = "int8",
+    context: Context = 2048,
+    threads: Threads = None,
+    as_json: Json = False,
+):
+    """The model, the backends, memory, and what a pass over 1..9 rows costs."""
+    pair = _load(model, dtype=dtype, context=context, threads=threads)
+    report = describe(pair)
+    if as_json:
+        print(json.dumps(report))
+        return
+    for name, value in report.items():
+        if name == "backends":
+            for backend, state in value.items():
+                print(f"backend {backend:<10} {'usable' if state['usable'] else 'not usable: ' + str(state['reason'])}")
+        elif name == "row_costs_ms":
+            print(f"{'ms per rows':<18} " + "  ".join(f"{n}: {ms:.2f}" for n, ms in enumerate(value, 1)))
+        else:
+            print(f"{name.replace('_', ' '):<18} {value}")
+
+
+def describe(pair) -> dict:
+    from specdec_kernels import backends
+
+    from .pair import backend_name
+    from .stats import peak_memory
+
+    model = pair.model
+    return {
+        "model": pair.settings.get("model"),
+        "dtype": pair.settings.get("dtype"),
+        "vocabulary": model.vocab_size,
+        "context": model.context,
+        "chat_template": pair.chat_template is not None,
+        "draft": pair.draft,
+        "k": pair.k,
+        "weights_bytes": getattr(model, "nbytes", None),
+        "load_s": pair.load_seconds,
+        "row_costs_ms": [seconds * 1e3 for seconds in pair.costs],
+        "peak_memory_bytes": peak_memory(),
+        "backend": backend_name(),
+        "backends": backends(),
+    }
+
+
+def summary(result) -> str:
+    """What happened, in a few lines for people."""
+    s, t = result.stats.speculation, result.stats.timing.as_dict(result.stats.completion_tokens)
+    lines = [
+        f"{result.stats.prompt_tokens} prompt tokens, {len(result.tokens)} new ({result.finish_reason}); "
+        f"load {_number(t['load_s'])} s, prompt {_number(t['prefill_ms'])} ms, {_number(t['tokens_per_second'])} tokens/s "
+        f"on {result.stats.backend}",
+        f"{s.rounds} rounds, {_number(s.tokens_per_pass)} tokens per pass; drafts: {s.proposed} proposed, "
+        f"{s.evaluated} evaluated, {s.accepted} accepted ({_number(s.acceptance_rate)} of the evaluated)",
+    ]
+    if s.per_position:
+        lines.append("acceptance by position: " + " ".join(map(_number, s.per_position)))
+    if s.off_reason:
+        lines.append(f"speculation off: {s.off_reason}")
+    if s.proposed and s.proposed < s.rounds:
+        lines.append("fewer than one draft per round: the acceptance says little")
+    settings = result.stats.settings
+    lines.append("settings: " + " ".join(f"{name}={value}" for name, value in settings.items()))
+    return "\n".join(lines)
+
+
+def _number(value) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def _k(text):
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(f"k: expected 'auto' or an integer, got {text!r}") from None
+
+
+def _load(model, **options):
+    """Loads, with a progress bar if someone is looking."""
+    from .pair import load
+
+    done = [0.0]
+    pair = load(model, progress=lambda fraction: done.__setitem__(0, fraction), **options)
+    while not pair.ready(timeout=0.1):
+        _progress("loading", done[0])
+    _progress(None, 1.0)
+    return pair
+
+
+def _progress(label, fraction):
+    """Draws a bar on a terminal; ``label`` None removes it."""
+    if not sys.stderr.isatty():
+        return
+    width = 30
+    bar = "" if label is None else f"{label} [{'#' * int(fraction * width):<{width}}] {fraction:4.0%}"
+    sys.stderr.write(f"\r\x1b[K{bar}")
+    sys.stderr.flush()
+
+
+class _interrupts:
+    """The first Ctrl-C calls ``cancel``, a second one is a KeyboardInterrupt as usual."""
+
+    def __init__(self, cancel):
+        self.cancel = cancel
+
+    def __enter__(self):
+        import signal
+
+        def handler(*_):
+            signal.signal(signal.SIGINT, self.before)
+            self.cancel()
+
+        self.before = signal.signal(signal.SIGINT, handler)
+
+    def __exit__(self, *_):
+        import signal
+
+        signal.signal(signal.SIGINT, self.before)
+
+
+def main(arguments=None) -> None:
+    """Runs the command line and exits."""
+    for out in (sys.stdout, sys.stderr):
+        if hasattr(out, "reconfigure"):
+            out.reconfigure(errors="replace")
+    sys.exit(run(arguments))
+
+
+def run(arguments=None) -> int:
+    """Runs the command line: the exit code."""
+    command = typer.main.get_command(app)
+    try:
+        return command.main(arguments, prog_name="specloop", standalone_mode=False) or 0
+    except BrokenPipeError:
+        return _broken_pipe()
+    except (SpecloopError, OSError, MemoryError) as error:
+        return _fail(str(error) or type(error).__name__)
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # usage errors; their class lives in click or in typer, by version
+        if type(error).__name__ == "Abort":
+            return 130
+        if type(error).__name__ == "BackendUnavailable":
+            return _fail(str(error))
+        if not hasattr(error, "format_message"):
+            raise
+        return _fail(error.format_message() or "no command; see specloop --help")
+
+
+def _fail(message) -> int:
+    _progress(None, 1.0)
+    print("specloop: " + " ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+def _broken_pipe() -> int:
+    """The reader of our output went away: no error, but nothing more to say, either."""
+    import os
+
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
