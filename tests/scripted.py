@@ -119,7 +119,10 @@ class ToyTokenizer:
         self.eos_ids = frozenset(eos_ids)
         self.bos_id = None
 
-    def encode(self, text, **_):
+    def token_bytes(self, token, *, special=True):
+        return self.pieces[token]
+
+    def encode(self, text, *, special=True):
         rest, ids = text.encode(), []
         while rest:
             token = max(
@@ -129,21 +132,3 @@ class ToyTokenizer:
             ids.append(token)
             rest = rest[len(self.pieces[token]) :]
         return ids
-
-    def stream(self):
-        return ToyStream(self.pieces)
-
-
-class ToyStream:
-    """Text of ids as it becomes certain: bytes of an unfinished character wait."""
-
-    def __init__(self, pieces):
-        import codecs
-
-        self.pieces, self.decoder = pieces, codecs.getincrementaldecoder("utf-8")("replace")
-
-    def push(self, token):
-        return self.decoder.decode(self.pieces[token])
-
-    def flush(self):
-        return self.decoder.decode(b"", final=True)

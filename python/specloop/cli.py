@@ -16,7 +16,6 @@ from .errors import OptionError, SpecloopError
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     help="Speculative decoding that changes no token.",
@@ -113,16 +112,8 @@ def bench(
         measure.check_plot(plot)
     chosen = measure.load_prompts(category or (), prompts)
     pair = _load(model, dtype=dtype, context=context, threads=threads)
-    report = measure.run(
-        pair,
-        chosen,
-        model=model,
-        draft=draft,
-        k=_k(k),
-        max_new_tokens=max_new_tokens,
-        repeat=repeat,
-        progress=_progress,
-    )
+    options = {"draft": draft, "k": _k(k), "max_new_tokens": max_new_tokens, "repeat": repeat}
+    report = measure.run(pair, chosen, model=model, progress=_progress, **options)
     print(json.dumps(report) if as_json else measure.table(report))
     if plot is not None:
         measure.plot(report, plot)
@@ -181,8 +172,8 @@ def summary(result) -> str:
     s, t = result.stats.speculation, result.stats.timing.as_dict(result.stats.completion_tokens)
     lines = [
         f"{result.stats.prompt_tokens} prompt tokens, {len(result.tokens)} new ({result.finish_reason}); "
-        f"load {_number(t['load_s'])} s, prompt {_number(t['prefill_ms'])} ms, {_number(t['tokens_per_second'])} tokens/s "
-        f"on {result.stats.backend}",
+        f"load {_number(t['load_s'])} s, prompt {_number(t['prefill_ms'])} ms, "
+        f"{_number(t['tokens_per_second'])} tokens/s on {result.stats.backend}",
         f"{s.rounds} rounds, {_number(s.tokens_per_pass)} tokens per pass; drafts: {s.proposed} proposed, "
         f"{s.evaluated} evaluated, {s.accepted} accepted ({_number(s.acceptance_rate)} of the evaluated)",
     ]

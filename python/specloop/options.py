@@ -1,4 +1,4 @@
-"""Checks of everything that a caller may choose, before any work begins. A message says what was expected and what came."""
+"""Checks of all that a caller may choose, before any work begins. A message says what was expected and what came."""
 
 from __future__ import annotations
 

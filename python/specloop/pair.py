@@ -54,8 +54,8 @@ def load(
 ) -> Pair:
     """Starts to load a model in the background and returns at once.
 
-    ``target``: "smollm2" or the path of a GGUF. ``draft``: "auto", "lookup", "none". ``k``: "auto" (by measured cost and
-    acceptance) or a number of drafts per round. ``progress(fraction)`` is called from the loading thread. Raises
+    ``target``: "smollm2" or the path of a GGUF. ``draft``: "auto", "lookup", "none". ``k``: "auto" (by measured cost
+    and acceptance) or a number of drafts per round. ``progress(fraction)`` is called from the loading thread. Raises
     OptionError here; what is wrong with the model comes out of ``Pair.ready()`` or the first use.
     """
     named = {name: value for name, value in (("draft", draft), ("k", k)) if value != "auto"}

@@ -46,7 +46,7 @@ class Speculation:
         if draft.draft is None:
             self.off_reason = "no draft"
             return
-        self.draft_seconds = draft.seconds
+        self.draft_seconds = draft.seconds if self.rounds else None
         self.off_reason = draft.off_reason or controller.off_reason()
         if self.rounds and not self.proposed and not self.off_reason:
             self.off_reason = "the draft found nothing to propose"
