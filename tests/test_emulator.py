@@ -1,4 +1,4 @@
-"""The GPU kernels on the CPU emulator: the real kernels, launchers and binding, for waves of 32 and 64, in three orders.
+"""The GPU kernels on the CPU emulator: real kernels, launchers and binding, waves of 32 and 64, three run orders.
 
 A green emulator is not a green GPU: it has no memory model and shows no race inside a wave (tests/emu/simt_emu.h).
 """
@@ -10,10 +10,10 @@ import mmap
 import re
 from pathlib import Path
 
-import emulator
 import pytest
 import torch
 
+import emulator
 from specdec_kernels import dequantize_int8, gpu, quantize_int8, registry, use_backend
 
 ROOT = Path(__file__).resolve().parent.parent

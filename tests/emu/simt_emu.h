@@ -82,6 +82,7 @@ struct Block {
   std::map<const void*, Shared> shared;
   const std::function<void()>* body = nullptr;
   std::exception_ptr error;
+  bool released = false;  // a collective has just been completed
   ucontext_t scheduler;
 };
 inline thread_local Block* block = nullptr;
@@ -100,6 +101,7 @@ inline void wait(State state, Where where) {
 inline void open_barrier_if_all_arrived() {
   if (block->arrived == 0 || block->arrived < block->alive) return;
   block->arrived = 0;
+  block->released = true;
   for (Thread& t : *block->threads)
     if (t.state == State::kAtBarrier) t.state = State::kRunnable;
 }
@@ -138,6 +140,7 @@ inline uint64_t exchange(uint64_t given, int source, Where where) {
     t->got = first[t->source].given;
   }
   for (Thread* t = first; t < first + lanes; ++t) t->state = State::kRunnable;
+  block->released = true;
   return me->got;
 }
 
@@ -190,15 +193,19 @@ inline void run_block(std::vector<unsigned>& order, std::mt19937& random) {
     t.context.uc_link = nullptr;
     makecontext(&t.context, enter, 0);
   }
+  // After each completed collective the search starts again at the front, so that the first waves run as far ahead of
+  // the others as the barriers let them.
   while (block->alive > 0) {
     if (config.order == Order::kRandom) std::shuffle(order.begin(), order.end(), random);
     bool ran = false;
+    block->released = false;
     for (unsigned i : order) {
       self = &(*block->threads)[i];
       if (self->state != State::kRunnable) continue;
       swapcontext(&block->scheduler, &self->context);
       ran = true;
       if (block->error) std::rethrow_exception(block->error);
+      if (block->released) break;
     }
     if (!ran) throw std::logic_error(who_waits());
   }
