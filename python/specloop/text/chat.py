@@ -2,8 +2,8 @@
 
 A template is a program that came with a download, so it runs in a process of its own (chat_worker.py), under limits of
 time and memory that the system enforces. Nothing inside one interpreter does: a sandbox forbids attributes and large
-ranges, but a big power, a padding filter or a doubling concatenation spends its time and memory inside one C call, which
-no trace function, deadline check or asynchronous exception can interrupt. A signal and an address-space limit can, from
+ranges, but a big power, a padding or a doubling concatenation spends its time and memory inside one C call, which no
+trace function, deadline check or asynchronous exception can interrupt. A signal and an address-space limit can, from
 any thread. It costs some 0.1 s, most of it the import of jinja2, which this process is then spared.
 """
 
