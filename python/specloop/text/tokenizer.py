@@ -218,8 +218,9 @@ def _build(vocab, merges, pre):
     vocab.clear()
     try:
         built = tokenizers.Tokenizer.from_buffer(text)
-    except Exception as error:  # the library raises plain Exception
-        raise FormatError(f"tokenizer.ggml.merges: {' '.join(str(error).split())[:200]}") from None
+    except Exception as error:  # the library raises plain Exception; its line and column are those of our JSON
+        reason = re.sub(r"^Cannot instantiate Tokenizer from buffer: | at line \d+ column \d+$", "", str(error))
+        raise FormatError(f"tokenizer.ggml.merges: {show(reason)}") from None
     built.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     if pre == "qwen2":
         built.normalizer = tokenizers.normalizers.NFC()
