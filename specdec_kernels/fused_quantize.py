@@ -13,10 +13,8 @@ A fused operation gives the codes of the plain one followed by ``quantize_int8``
 
 import math
 
-import torch
-
 from . import registry, validate
-from .quantize import _CODES, _SCALE, _group_size, _readable
+from .code_outputs import code_outputs, group_length, readable
 
 
 def rms_norm(x, weight, eps, *, residual=None, residual_out=None, out=None):
@@ -36,13 +34,9 @@ def rms_norm(x, weight, eps, *, residual=None, residual_out=None, out=None):
 
     Returns y, or (y, residual_out) with a residual.
     """
-    x, residual, residual_out = _norm_arguments(x, weight, eps, residual, residual_out)
-    out = _plain_output(x, out, x.shape)
-    if residual is not None:
-        validate.no_overlap("out", out, "residual_out", residual_out)
-        validate.no_overlap("out", out, "residual", residual)
-    validate.no_overlap("out", out, "weight", weight)
-    registry.call("rms_norm", x.device.type, x, weight, eps, residual, residual_out, out)
+    x, residual, residual_out, inputs, outputs = _norm_arguments(x, weight, eps, residual, residual_out)
+    out = _plain_output(x, x.shape, out, inputs, outputs)
+    registry.call("rms_norm", validate.device_type(x), x, weight, eps, residual, residual_out, out)
     return out if residual is None else (out, residual_out)
 
 
@@ -52,17 +46,12 @@ def rms_norm_quantize_int8(x, weight, eps, *, residual=None, group_size=None, re
     Arguments as for :func:`rms_norm`; ``out`` is (q int8 [..., H], scale f32 [..., G]). Returns (q, scale), or
     (q, scale, residual_out) with a residual.
     """
-    x, residual, residual_out = _norm_arguments(x, weight, eps, residual, residual_out)
-    cols = x.shape[-1]
-    group = cols if group_size is None else _group_size(group_size, cols)
-    q, scale = _code_outputs(x, x.shape, cols // group if group else 1, out)
-    if out is not None:
-        if residual is not None:
-            validate.no_overlap("out[0]", q, "residual_out", residual_out)
-            validate.no_overlap("out[1]", scale, "residual_out", residual_out)
-            validate.no_overlap("out[1]", scale, "residual", residual)
-        validate.no_overlap("out[1]", scale, "weight", weight)
-    registry.call("rms_norm_quantize_int8", x.device.type, x, weight, eps, residual, residual_out, group, q, scale)
+    x, residual, residual_out, inputs, outputs = _norm_arguments(x, weight, eps, residual, residual_out)
+    group = group_length(group_size, x.shape[-1])
+    q, scale = code_outputs(x, x.shape, group, True, out, inputs, outputs)
+    registry.call(
+        "rms_norm_quantize_int8", validate.device_type(x), x, weight, eps, residual, residual_out, group, q, scale
+    )
     return (q, scale) if residual is None else (q, scale, residual_out)
 
 
@@ -72,24 +61,24 @@ def silu_mul(gate_up, *, out=None):
     silu and the product are computed in f32 and each rounded to gate_up.dtype (f32, f16 or bf16). ``out`` is [..., H].
     """
     gate_up, shape = _halves(gate_up)
-    out = _plain_output(gate_up, out, shape, "gate_up")
-    registry.call("silu_mul", gate_up.device.type, gate_up, out)
+    out = _plain_output(gate_up, shape, out, {"gate_up": gate_up}, {})
+    registry.call("silu_mul", validate.device_type(gate_up), gate_up, out)
     return out
 
 
 def silu_mul_quantize_int8(gate_up, *, group_size=None, out=None):
     """``quantize_int8(silu_mul(gate_up), group_size=group_size)`` in one pass; ``out`` is (q, scale)."""
     gate_up, shape = _halves(gate_up)
-    cols = shape[-1]
-    group = cols if group_size is None else _group_size(group_size, cols)
-    q, scale = _code_outputs(gate_up, shape, cols // group if group else 1, out, "gate_up")
-    registry.call("silu_mul_quantize_int8", gate_up.device.type, gate_up, group, q, scale)
+    group = group_length(group_size, shape[-1])
+    q, scale = code_outputs(gate_up, shape, group, True, out, {"gate_up": gate_up}, {})
+    registry.call("silu_mul_quantize_int8", validate.device_type(gate_up), gate_up, group, q, scale)
     return q, scale
 
 
 def _norm_arguments(x, weight, eps, residual, residual_out):
+    """The checked x, residual and residual_out, and by name the inputs and outputs that must not overlap."""
     validate.tensor("x", x, validate.FLOATS)
-    x = _readable("x", x)
+    x = readable("x", x)
     validate.tensor("weight", weight, (x.dtype,), 1, x.device)
     if weight.shape[0] != x.shape[-1]:
         raise ValueError(f"weight: expected shape [{x.shape[-1]}], got {list(weight.shape)}")
@@ -98,26 +87,26 @@ def _norm_arguments(x, weight, eps, residual, residual_out):
         raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps: expected a finite number >= 0, got {eps}")
+    inputs = {"x": x, "weight": weight}
     if residual is None:
         if residual_out is not None:
             raise ValueError("residual_out: expected None without a residual, got a tensor")
-        return x, None, None
+        return x, None, None, inputs, {}
     validate.tensor("residual", residual, (x.dtype,), None, x.device)
     if residual.shape != x.shape:
         raise ValueError(f"residual: expected shape {list(x.shape)} like x, got {list(residual.shape)}")
     if residual_out is None:
-        return x, _readable("residual", residual), torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if residual_out is not residual:
-        validate.tensor("residual_out", residual_out, (x.dtype,), None, x.device)
-        if residual_out.shape != x.shape:
-            raise ValueError(f"residual_out: expected shape {list(x.shape)} like x, got {list(residual_out.shape)}")
-    validate.output_rows("residual_out", residual_out)
-    residual = _readable("residual", residual)
-    for name, value in (("residual", residual), ("x", x)):
-        if not _same_memory(residual_out, value):
-            validate.no_overlap("residual_out", residual_out, name, value)
-    validate.no_overlap("residual_out", residual_out, "weight", weight)
-    return x, residual, residual_out
+        inputs["residual"] = readable("residual", residual)
+        return x, inputs["residual"], x.new_empty(x.shape), inputs, {}
+    validate.output("residual_out", residual_out, x.dtype, x.shape, x.device)
+    # An update in place: the output takes the place of the input that it replaces.
+    if _same_memory(residual_out, residual):
+        residual = residual_out
+    else:
+        residual = inputs["residual"] = readable("residual", residual)
+    if _same_memory(residual_out, x):
+        del inputs["x"]
+    return x, residual, residual_out, inputs, {"residual_out": residual_out}
 
 
 def _same_memory(a, b):
@@ -126,38 +115,18 @@ def _same_memory(a, b):
 
 def _halves(gate_up):
     validate.tensor("gate_up", gate_up, validate.FLOATS)
-    gate_up = _readable("gate_up", gate_up)
+    gate_up = readable("gate_up", gate_up)
     width = gate_up.shape[-1]
     if width % 2:
         raise ValueError(f"gate_up: expected an even last dimension (gate and up side by side), got {width}")
     return gate_up, (*gate_up.shape[:-1], width // 2)
 
 
-def _plain_output(x, out, shape, name="x"):
+def _plain_output(x, shape, out, inputs, outputs):
     if out is None:
-        return torch.empty(shape, dtype=x.dtype, device=x.device)
-    return _checked("out", out, (x.dtype,), x, shape, name)
-
-
-def _code_outputs(x, shape, groups, out, name="x"):
-    per_group = (*shape[:-1], groups)
-    if out is None:
-        q = torch.empty(shape, dtype=torch.int8, device=x.device)
-        return q, torch.empty(per_group, dtype=torch.float32, device=x.device)
-    if not isinstance(out, (tuple, list)) or len(out) != 2:
-        got = f"{len(out)} tensors" if isinstance(out, (tuple, list)) else type(out).__name__
-        raise TypeError(f"out: expected (q, scale), got {got}")
-    q, scale = out
-    _checked("out[0]", q, _CODES, x, shape, name)
-    _checked("out[1]", scale, _SCALE, x, per_group, name)
-    validate.no_overlap("out[1]", scale, "out[0]", q)
-    return q, scale
-
-
-def _checked(name, value, dtypes, x, shape, x_name):
-    validate.tensor(name, value, dtypes, None, x.device)
-    if value.shape != shape:
-        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(value.shape)}")
-    validate.output_rows(name, value)
-    validate.no_overlap(name, value, x_name, x)
-    return value
+        out = x.new_empty(shape)
+    else:
+        outputs["out"] = validate.output("out", out, x.dtype, shape, x.device)
+    if outputs:
+        validate.disjoint(outputs, inputs)
+    return out

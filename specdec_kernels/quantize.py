@@ -10,15 +10,11 @@ zero_point is None if ``symmetric``; ``seed`` is None for round-half-to-even. A 
 holds one value, one per row [..., 1] or one per group [..., G].
 """
 
-import operator
-
 import torch
 
 from . import registry, validate
+from .code_outputs import code_outputs, group_length, integer, readable
 
-_SCALE = (torch.float32,)
-_CODES = (torch.int8,)
-_ZERO_POINT = (torch.int32,)
 _MAX_FLOAT = torch.finfo(torch.float32).max
 
 
@@ -63,20 +59,20 @@ def quantize_int8(
     finite.
     """
     validate.tensor("x", x, validate.FLOATS)
-    x = _readable("x", x)
+    x = readable("x", x)
     cols = x.shape[-1]
-    group = cols if group_size is None else _group_size(group_size, cols)
+    group = group_length(group_size, cols)
     if stochastic_seed is not None:
-        stochastic_seed = _integer("stochastic_seed", stochastic_seed) & 0xFFFFFFFFFFFFFFFF
-        stochastic_offset = _integer("stochastic_offset", stochastic_offset)
+        stochastic_seed = integer("stochastic_seed", stochastic_seed) & 0xFFFFFFFFFFFFFFFF
+        stochastic_offset = integer("stochastic_offset", stochastic_offset)
         if stochastic_offset < 0:
             raise ValueError(f"stochastic_offset: expected an index >= 0, got {stochastic_offset}")
     if scale is None:
         if zero_point is not None:
             raise ValueError("zero_point: expected None without a scale, got one")
-        result = q, scales, zero_points = _outputs(x, cols // group if group else 1, symmetric, out)
-        if symmetric:
-            result = q, scales
+        result = code_outputs(x, x.shape, group, symmetric, out, {"x": x}, {})
+        q, scales = result[0], result[1]
+        zero_points = None if symmetric else result[2]
     else:
         if (zero_point is None) is not bool(symmetric):
             raise ValueError(
@@ -88,7 +84,7 @@ def quantize_int8(
         result = (q, scale) if symmetric else (q, scale, zero_point)
     registry.call(
         "quantize_int8",
-        x.device.type,
+        validate.device_type(x),
         x,
         group,
         bool(symmetric),
@@ -108,16 +104,16 @@ def dequantize_int8(q, scale, zero_point=None, *, dtype=torch.float32):
     ``scale`` (f32) and ``zero_point`` (int32) are numbers or tensors of shape [..., 1] or [..., G], G a divisor of H.
     ``dtype`` is float32, float16 or bfloat16. Returns a contiguous tensor [..., H].
     """
-    validate.tensor("q", q, _CODES)
-    q = _readable("q", q)
+    validate.tensor("q", q, (torch.int8,))
+    q = readable("q", q)
     if dtype not in validate.FLOATS:
         raise TypeError(f"dtype: expected float32 or float16 or bfloat16, got {dtype}")
-    scale = _per_group("scale", scale, _SCALE, q)
+    scale = _per_group("scale", scale, torch.float32, q)
     if zero_point is not None:
-        zero_point = _per_group("zero_point", zero_point, _ZERO_POINT, q)
+        zero_point = _per_group("zero_point", zero_point, torch.int32, q)
     _common_group(q, scale, zero_point)
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
-    registry.call("dequantize_int8", q.device.type, q, scale, zero_point, out)
+    registry.call("dequantize_int8", validate.device_type(q), q, scale, zero_point, out)
     return out
 
 
@@ -130,64 +126,6 @@ def group_count(cols, *per_group):
     return groups, cols // groups
 
 
-def _readable(name, value):
-    """``value`` with evenly spaced rows."""
-    if value.dim() == 0:
-        raise ValueError(f"{name}: expected at least 1 dimension, got a scalar")
-    if value.is_contiguous():
-        return value
-    validate.rows(name, value)
-    return value if validate.row_stride(value) is not None else value.contiguous()
-
-
-def _integer(name, value):
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
-
-
-def _group_size(value, cols):
-    value = _integer("group_size", value)
-    if value < 1 or cols % value:
-        raise ValueError(f"group_size: expected a divisor of the last dimension {cols}, got {value}")
-    return value
-
-
-def _outputs(x, groups, symmetric, out):
-    """q, scale and zero_point (None if symmetric) for the rows of x, new or checked."""
-    shape = x.shape
-    if out is None:
-        q = torch.empty(shape, dtype=torch.int8, device=x.device)
-        per_group = (*shape[:-1], groups)
-        scale = torch.empty(per_group, dtype=torch.float32, device=x.device)
-        return q, scale, None if symmetric else torch.empty(per_group, dtype=torch.int32, device=x.device)
-    names = "(q, scale)" if symmetric else "(q, scale, zero_point)"
-    if not isinstance(out, (tuple, list)) or len(out) != (2 if symmetric else 3):
-        got = f"{len(out)} tensors" if isinstance(out, (tuple, list)) else type(out).__name__
-        raise TypeError(f"out: expected {names}, got {got}")
-    q, scale = out[0], out[1]
-    _output("out[0]", q, _CODES, x, shape)
-    per_group = (*shape[:-1], groups)
-    _output("out[1]", scale, _SCALE, x, per_group)
-    validate.no_overlap("out[1]", scale, "out[0]", q)
-    if symmetric:
-        return q, scale, None
-    zero_point = _output("out[2]", out[2], _ZERO_POINT, x, per_group)
-    validate.no_overlap("out[2]", zero_point, "out[0]", q)
-    validate.no_overlap("out[2]", zero_point, "out[1]", scale)
-    return q, scale, zero_point
-
-
-def _output(name, value, dtypes, x, shape):
-    validate.tensor(name, value, dtypes, device=x.device)
-    if value.shape != shape:
-        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(value.shape)}")
-    validate.output_rows(name, value)
-    validate.no_overlap(name, value, "x", x)
-    return value
-
-
 def _static_output(x, scale, zero_point, out):
     """q for a given scale: out is q, or the tuple that the call returns."""
     if out is None:
@@ -197,33 +135,35 @@ def _static_output(x, scale, zero_point, out):
         if len(out) != 1 + len(given) or any(a is not b for a, b in zip(out[1:], given, strict=True)):
             raise ValueError("out: expected q, or q with the given scale and zero point themselves, got other tensors")
         out = out[0]
-    return _output("out", out, _CODES, x, x.shape)
+    validate.output("out", out, torch.int8, x.shape, x.device)
+    validate.disjoint({"out": out}, {"x": x, "scale": scale} if isinstance(scale, torch.Tensor) else {"x": x})
+    return out
 
 
 def _static(x, scale, zero_point, group):
     """Given scale and zero point as tensors, and the group length that they imply."""
-    scale = _per_group("scale", scale, _SCALE, x)
+    scale = _per_group("scale", scale, torch.float32, x)
     if zero_point is not None:
-        zero_point = _per_group("zero_point", zero_point, _ZERO_POINT, x)
+        zero_point = _per_group("zero_point", zero_point, torch.int32, x)
     implied = _common_group(x, scale, zero_point)
     if group not in (None, implied) and implied != x.shape[-1]:
         raise ValueError(f"group_size: expected {implied}, which the given scale implies, got {group}")
-    if x.device.type == "cpu" and scale.numel():
+    if x.is_cpu and scale.numel():
         low, high = torch.aminmax(scale)
         if not (low.item() > 0 and high.item() <= _MAX_FLOAT):  # NaN fails both
             raise ValueError(f"scale: expected positive finite values, got some in {low.item()} to {high.item()}")
     return scale, zero_point, implied
 
 
-def _per_group(name, value, dtypes, x):
+def _per_group(name, value, dtype, x):
     """A number or tensor as a tensor that holds one value, one per row, or one per group of x."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        if dtypes is _ZERO_POINT:
-            value = _integer(name, value)
+        if dtype is torch.int32:
+            value = integer(name, value)
             if not -(2**31) <= value < 2**31:
                 raise ValueError(f"{name}: expected an int32, got {value}")
-        return torch.tensor([value], dtype=dtypes[0], device=x.device)
-    validate.tensor(name, value, dtypes, device=x.device)
+        return torch.tensor([value], dtype=dtype, device=x.device)
+    validate.tensor(name, value, (dtype,), device=x.device)
     if value.numel() == 1:
         return value
     cols = x.shape[-1]
@@ -233,7 +173,7 @@ def _per_group(name, value, dtypes, x):
             f"{name}: expected a number, shape [{lead}, 1] or [{lead}, G] with G a divisor of {cols}, "
             f"got shape {list(value.shape)}"
         )
-    return _readable(name, value)
+    return readable(name, value)
 
 
 def _common_group(x, scale, zero_point):

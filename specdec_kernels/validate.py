@@ -16,7 +16,7 @@ def tensor(name, value, dtypes, ndim=None, device=None):
         raise TypeError(f"{name}: expected dtype {_names(dtypes)}, got {_name(value.dtype)}")
     if value.layout is not torch.strided:
         raise ValueError(f"{name}: expected a dense (strided) tensor, got layout {value.layout}")
-    if value.is_meta:
+    if device is None and value.is_meta:
         raise ValueError(f"{name}: expected a tensor with data, got one on the meta device")
     if value.requires_grad:
         raise ValueError(f"{name}: expected a tensor that does not require grad (these kernels have no backward)")
@@ -25,6 +25,11 @@ def tensor(name, value, dtypes, ndim=None, device=None):
     if device is not None and value.device != device:
         raise ValueError(f"{name}: expected a tensor on {device} like the first one, got one on {value.device}")
     return value
+
+
+def device_type(value):
+    """``value.device.type``, which costs more than a small kernel's work to build, for the usual case at once."""
+    return "cpu" if value.is_cpu else value.device.type
 
 
 def shape(name, value, expected):
@@ -43,12 +48,13 @@ def rows(name, value):
 
 def row_stride(value):
     """Elements from one row of a [..., H] tensor to the next, or None if its rows are not evenly spaced."""
-    if value.dim() == 2:
-        return value.stride(0)
     if value.is_contiguous():
         return value.shape[-1]
+    strides = value.stride()
+    if len(strides) == 2:
+        return strides[0]
     first = step = None
-    for size, stride in zip(reversed(value.shape[:-1]), reversed(value.stride()[:-1]), strict=True):
+    for size, stride in zip(reversed(value.shape[:-1]), reversed(strides[:-1]), strict=True):
         if size == 1:
             continue
         if first is None:
@@ -59,32 +65,72 @@ def row_stride(value):
     return value.shape[-1] if first is None else first
 
 
-def output_rows(name, value):
-    """Refuses an output whose rows are strided inside, unevenly spaced, or lie on each other."""
-    if value.is_contiguous():
+def output(name, value, dtype, shape, device):
+    """Refuses an output of another kind, or whose rows are strided inside, unevenly spaced, or lie on each other."""
+    if (
+        type(value) is torch.Tensor
+        and value.dtype is dtype
+        and value.layout is torch.strided
+        and value.shape == shape
+        and value.device == device
+        and value.is_contiguous()
+        and not value.requires_grad
+    ):
         return value
-    rows(name, value)
-    stride = row_stride(value)
-    if stride is None or (stride < value.shape[-1] and value.numel() > value.shape[-1]):
-        raise ValueError(f"{name}: expected evenly spaced rows that don't overlap, got strides {list(value.stride())}")
+    tensor(name, value, (dtype,), None, device)
+    if value.shape != shape:
+        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(value.shape)}")
+    if not value.is_contiguous():
+        rows(name, value)
+        stride = row_stride(value)
+        if stride is None or (stride < shape[-1] and value.numel() > shape[-1]):
+            raise ValueError(
+                f"{name}: expected evenly spaced rows that don't overlap, got strides {list(value.stride())}"
+            )
     return value
 
 
+def disjoint(outputs, inputs):
+    """Refuses an output that shares memory with an input or another output; both are dicts of name and tensor.
+
+    Rows of one tensor may lie between the rows of another.
+    """
+    taken = []
+    for value in inputs.values():
+        start = value.data_ptr()
+        taken.append((start, start + value.nbytes if value.is_contiguous() else _end(value)))
+    for value in outputs.values():
+        start = value.data_ptr()
+        end = start + value.nbytes if value.is_contiguous() else _end(value)
+        for other_start, other_end in taken:
+            if start < other_end and other_start < end:
+                _refuse_overlap(outputs, inputs)
+        taken.append((start, end))
+
+
+def _refuse_overlap(outputs, inputs):
+    """Finds the pair whose spans overlap, and lets it pass if only the spans do."""
+    taken = dict(inputs)
+    for name, value in outputs.items():
+        for other_name, other in taken.items():
+            start, other_start = value.data_ptr(), other.data_ptr()
+            touch = max(start, other_start) < min(_end(value), _end(other))
+            if touch and not _interleaved(value, other, other_start - start):
+                raise ValueError(f"{name}: expected memory of its own, got a tensor that overlaps {other_name}")
+        taken[name] = value
+
+
 def no_overlap(name, out, other_name, other):
-    """Refuses an output that shares memory with another tensor. Rows may lie between the other tensor's rows."""
-    a, b = _span(out), _span(other)
-    if a[0] < b[1] and b[0] < a[1] and not _interleaved(out, other, b[0] - a[0]):
-        raise ValueError(f"{name}: expected memory of its own, got a tensor that overlaps {other_name}")
+    """Refuses an output that shares memory with another tensor."""
+    disjoint({name: out}, {other_name: other})
 
 
-def _span(value):
-    count = value.numel()
-    if count == 0:
-        return 0, 0
-    if not value.is_contiguous():
-        count = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
-    start = value.data_ptr()
-    return start, start + count * value.element_size()
+def _end(value):
+    """The address behind the last byte."""
+    if value.numel() == 0:
+        return value.data_ptr()
+    last = sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+    return value.data_ptr() + (last + 1) * value.element_size()
 
 
 def _interleaved(a, b, offset):

@@ -24,7 +24,7 @@ def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_poin
         group,
         stride,
         q.data_ptr(),
-        row_stride(q),
+        cols if q.is_contiguous() else row_stride(q),
         *_per_group(scale),
         *(_NONE if symmetric else _per_group(zero_point)),
         symmetric,
@@ -93,9 +93,8 @@ def _rows(value):
     """Number of rows, their length, and the elements from one to the next."""
     shape = value.shape
     cols = shape[-1]
-    if len(shape) == 2:
-        return shape[0], cols, value.stride(0)
-    return (value.numel() // cols if cols else shape[:-1].numel()), cols, row_stride(value)
+    rows = value.numel() // cols if cols else shape[:-1].numel()
+    return rows, cols, cols if value.is_contiguous() else row_stride(value)
 
 
 def _per_group(value):
