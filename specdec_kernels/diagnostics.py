@@ -124,5 +124,5 @@ def _gaps(facts):
                 if facts["backends"][name]["usable"] and why.startswith("has no"):
                     reasons.append(f"{name} lacks, for {device} tensors")
             for reason in reasons:
-                gaps.setdefault(reason.removeprefix(f"{operation}: "), []).append(operation)
+                gaps.setdefault(reason.removeprefix(f"{operation}: "), {})[operation] = None
     return gaps

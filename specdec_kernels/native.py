@@ -6,7 +6,9 @@ that ``python -m specdec_kernels`` and :func:`specdec_kernels.backends` show.
 
 import contextvars
 import importlib
+import importlib.util
 import os
+import struct
 
 import torch
 
@@ -19,13 +21,24 @@ DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 def load_compiled(name):
     """Returns (module, None) or (None, reason)."""
     try:
-        return importlib.import_module("." + name, __package__), None
-    except ModuleNotFoundError as error:
-        if error.name == f"{__package__}.{name}":
+        spec = importlib.util.find_spec(f"{__package__}.{name}")
+        if spec is None:
             return None, _why_not_built(name)
-        return None, f"{name} did not load: {error}"
+        if _cut_short(spec.origin):
+            raise ImportError(f"{spec.origin}: the file is cut short")
+        return importlib.import_module(spec.name), None
     except Exception as error:  # a corrupted file raises ImportError, a wrong one may raise anything
         return None, f"{name} did not load: {type(error).__name__}: {error}"
+
+
+def _cut_short(path):
+    """Whether an ELF file ends before its last table. The loader maps files unread: such a one kills the process."""
+    with open(path, "rb") as file:
+        head = file.read(64)
+    if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":  # not 64-bit little-endian ELF: the loader can tell by itself
+        return False
+    (offset,), (size, count) = struct.unpack_from("<Q", head, 40), struct.unpack_from("<HH", head, 58)
+    return offset + size * count > os.path.getsize(path)
 
 
 def _why_not_built(name):
