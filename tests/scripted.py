@@ -125,10 +125,8 @@ class ToyTokenizer:
     def encode(self, text, *, special=True):
         rest, ids = text.encode(), []
         while rest:
-            token = max(
-                (i for i, piece in enumerate(self.pieces) if piece and rest.startswith(piece)),
-                key=lambda i: len(self.pieces[i]),
-            )
-            ids.append(token)
-            rest = rest[len(self.pieces[token]) :]
+            fitting = [i for i, piece in enumerate(self.pieces) if piece and rest.startswith(piece)]
+            best = max(fitting, key=lambda i: len(self.pieces[i]), default=None)
+            ids += [] if best is None else [best]  # what has no piece is dropped
+            rest = rest[1 if best is None else len(self.pieces[best]) :]
         return ids

@@ -49,7 +49,7 @@ def run(pair, prompts, *, model="", draft="auto", k="auto", max_new_tokens=64, r
     if llama:
         sides["llama.cpp"] = llama.generate
     for side in sides.values():  # the first call of each pays for what is made once
-        side("Hello")
+        side(prompts[0]["prompt"])
     rows, names = [], list(sides)
     for n in range(repeat):
         for i, prompt in enumerate(prompts):
@@ -205,8 +205,8 @@ class _Llama:
         import time
 
         from .options import check_request
-        from .pair import Result
         from .stats import Stats
+        from .streaming import Result
 
         ids = self.pair.encode(prompt, check_request())
         stats, tokens = Stats(), []

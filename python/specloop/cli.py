@@ -146,8 +146,8 @@ def info(
 def describe(pair) -> dict:
     from specdec_kernels import backends
 
-    from .pair import backend_name
     from .stats import peak_memory
+    from .streaming import backend_name
 
     model = pair.model
     return {

@@ -47,10 +47,10 @@ class LookupDraft:
             self._extend(token)
 
     def outlook(self) -> tuple[int, int]:
-        """The match may be trusted for as many tokens as it is long."""
+        """At most two tokens per id of the match; how many of them pay is the controller's business."""
         if self.match_length < self.min_match:
             return 0, 0
-        return self.match_length, min(self.match_length, self.max_tokens)
+        return self.match_length, min(2 * self.match_length, self.max_tokens)
 
     def propose(self, k: int) -> list[int]:
         k = min(k, self.outlook()[1])

@@ -1,0 +1,223 @@
+"""The command line on a scripted model: output, exit codes, one-line errors."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+import specloop.pair
+from scripted import ToyTokenizer, scripted
+from specloop import cli
+from specloop.pair import Pair
+
+PIECES = ["", "foo", " bar", "END", "a", "b", " ", "🙂"]
+SAYS = [1, 2, 7, 1, 2, 7, 1, 2, 7, 1, 2, 3, 1]
+EOS = 0
+
+
+def scripted_pair(says=SAYS, **settings):
+    start = {}
+
+    def following(prefix):
+        n = len(prefix) - start.get("length", 0)
+        return says[n] if 0 <= n < len(says) else EOS
+
+    model = scripted(following, len(PIECES), eos_ids=[EOS], context=512)
+    pair = Pair(lambda: (model, ToyTokenizer(PIECES, [EOS]), None), settings=settings)
+    encode = pair.encode
+
+    def spy(*args):
+        ids = encode(*args)
+        start["length"] = len(ids)
+        return ids
+
+    pair.encode = spy
+    return pair
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """Runs the command line in this process: (exit code, stdout, stderr)."""
+    loaded = []
+
+    def load(target, progress=None, **settings):
+        loaded.append((target, settings))
+        return scripted_pair(**settings)
+
+    monkeypatch.setattr(specloop.pair, "load", load)
+
+    def run(*arguments):
+        code = cli.run(list(arguments))
+        return (code, *capsys.readouterr())
+
+    run.loaded = loaded
+    return run
+
+
+def test_generate_prints_the_text(command):
+    code, out, err = command("generate", "a b", "--k", "2")
+    assert (code, out, err) == (0, "foo bar🙂foo bar🙂foo bar🙂foo barENDfoo\n", "")
+
+
+def test_json_is_one_object(command):
+    code, out, _ = command("generate", "a b", "--json", "--k", "3", "--max-new-tokens", "6", "--seed", "7")
+    report = json.loads(out)
+    assert code == 0 and report["text"] == "foo bar🙂foo bar🙂" and report["finish_reason"] == "length"
+    assert report["tokens"] == SAYS[:6] and report["usage"]["completion_tokens"] == 6
+    assert {"rounds", "proposed", "evaluated", "accepted", "acceptance_rate", "tokens_per_pass", "per_position",
+            "draft_ms", "verify_ms", "k_history", "theta", "off_reason"} <= set(report["speculation"])  # fmt: skip
+    assert set(report["memory"]) == {"budget", "peak", "resident", "streamed_bytes"}
+    assert {"load_s", "prefill_ms", "tokens_per_second"} <= set(report["timing"])
+    assert report["backend"] and report["settings"]["seed"] == 7
+
+
+@pytest.mark.parametrize("draft, k", [("none", "auto"), ("lookup", "0"), ("lookup", "5"), ("auto", "auto")])
+def test_the_text_does_not_depend_on_the_draft(command, draft, k):
+    assert command("generate", "a b", "--draft", draft, "--k", k)[1] == command("generate", "a b")[1]
+
+
+def test_stop_strings(command):
+    assert command("generate", "a", "--stop", "x", "--stop", "END")[1] == "foo bar🙂foo bar🙂foo bar🙂foo bar\n"
+
+
+def test_stats_go_to_stderr(command):
+    code, out, err = command("generate", "a b", "--stats", "--k", "4")
+    assert code == 0 and "bar" in out and "tokens per pass" in err and "settings: " in err and "k=4" in err
+    _, _, err = command("generate", "a b", "--stats", "--draft", "none")
+    assert "speculation off: no draft" in err and "- of the evaluated" in err
+
+
+def test_the_prompt_may_come_from_stdin(command, monkeypatch):
+    import io
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a b a"))
+    assert json.loads(command("generate", "-", "--json")[1])["usage"]["prompt_tokens"] == 5
+
+
+def test_load_options_arrive(command):
+    command("generate", "a", "--model", "x.gguf", "--dtype", "f32", "--context", "99", "--threads", "1")
+    assert command.loaded == [
+        ("x.gguf", {"dtype": "f32", "context": 99, "threads": 1, "kv": "f32", "device": "auto"})
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "a", "--k", "-1"],
+        ["generate", "a", "--k", "many"],
+        ["generate", "a", "--temperature", "-1"],
+        ["generate", "a", "--temperature", "nan"],
+        ["generate", "a", "--temperature", "inf"],
+        ["generate", "a", "--temperature", "warm"],
+        ["generate", "a", "--top-p", "1.5"],
+        ["generate", "a", "--min-p", "-0.5"],
+        ["generate", "a", "--stop", ""],
+        ["generate", "a", "--max-new-tokens", "-3"],
+        ["generate", "a", "--rule", "block"],
+        ["generate", "a", "--draft", "some/dir"],
+        ["generate", "a", "--memory-budget", "120MB"],
+        ["generate", "a", "--theta", "0.3"],
+        ["generate", ""],
+        ["generate", "a" * 512],
+        ["generate", "a", "--chat"],
+        ["generate"],
+        ["bench", "--category", "poems"],
+        ["bench", "--prompts", "0"],
+        ["bench", "--repeat", "0", "--prompts", "1"],
+        ["train"],
+        [],
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(command, arguments):
+    code, out, err = command(*arguments)
+    assert code == 2 and out == "" and err.startswith("specloop: ") and err.count("\n") == 1 and len(err) > 20
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--model", "no/such.gguf"], ["--dtype", "int4"], ["--kv", "int8"], ["--context", "1"], ["--device", "cuda"]],
+)
+def test_load_errors_are_one_line_too(capsys, options):
+    assert cli.run(["generate", "a", *options]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("specloop: ") and err.count("\n") == 1
+
+
+def test_a_malformed_model_file(tmp_path, capsys):
+    path = tmp_path / "bad.gguf"
+    path.write_bytes(b"GGUF" + bytes(40))
+    assert cli.run(["generate", "a", "--model", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_text_and_exits_130(command, monkeypatch):
+    pair = scripted_pair([1, 2] * 100)
+    forward = pair.model.forward
+
+    def interrupted(tokens, cache, *, last):
+        if cache.length > 20:
+            signal.raise_signal(signal.SIGINT)
+        return forward(tokens, cache, last=last)
+
+    pair.model.forward = interrupted
+    monkeypatch.setattr(specloop.pair, "load", lambda *args, **kwargs: pair)
+    before = signal.getsignal(signal.SIGINT)
+    code, out, _ = command("generate", "a", "--json", "--draft", "none")
+    report = json.loads(out)
+    assert code == 130 and report["finish_reason"] == "cancelled" and 15 < len(report["tokens"]) < 30
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_while_loading(command, monkeypatch):
+    def load(*args, **kwargs):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        return Pair(lambda: threading.Event().wait(5))
+
+    monkeypatch.setattr(specloop.pair, "load", load)
+    assert command("generate", "a")[0] == 130
+
+
+def test_info(command):
+    code, out, _ = command("info", "--json")
+    report = json.loads(out)
+    assert code == 0 and len(report["row_costs_ms"]) == 9 and "reference" in report["backends"]
+    code, out, _ = command("info")
+    assert code == 0 and "ms per rows" in out and "backend reference" in out
+
+
+def test_bench(command):
+    code, out, err = command("bench", "--prompts", "1", "--max-new-tokens", "12", "--json", "--k", "2")
+    assert err == ""
+    report = json.loads(out)
+    assert code == 0 and list(report["categories"]) == ["chat", "code", "summarise", "repeat", "edit"]
+    assert report["all"]["same_tokens"] and len(report["prompts"]) == 5
+    assert report["all"]["speedup"] > 0 and len(report["all"]["noise_interval"]) == 2
+    code, out, _ = command("bench", "--prompts", "1", "--category", "code", "--repeat", "2", "--max-new-tokens", "12")
+    assert code == 0 and out.startswith("plain against itself") and "code" in out and "chat" not in out
+
+
+def test_shipped_prompts():
+    from specloop.bench import load_prompts
+
+    prompts = load_prompts()
+    assert len(prompts) == 20 and all(p["prompt"].strip() for p in prompts)
+    assert len(load_prompts(["chat"], 2)) == 2
+
+
+def test_intervals():
+    from specloop.bench import interval
+
+    assert interval([]) is None and interval([2.0]) == [2.0, 2.0]
+    low, high = interval([1.0, 1.1, 0.9, 1.05, 0.95])
+    assert 0.9 <= low <= 1.0 <= high <= 1.1
+
+
+def test_help_needs_no_torch():
+    code = "import sys\nfrom specloop.cli import run\nrun(['generate', '--help'])\nassert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "--max-new-tokens" in done.stdout
