@@ -165,6 +165,15 @@ def test_bad_out(out, error, words):
         sk.dequantize_ggml(torch.zeros(20, dtype=torch.uint8), "Q4_1", out=out)
 
 
+def test_can_be_recorded():
+    blocks, out = random_blocks("Q4_K", 3, 2, hostile=False), torch.empty(3, 512)
+    with usable("cpu"), sk.record() as recording:
+        sk.dequantize_ggml(blocks, "Q4_K", out=out)
+    blocks.copy_(random_blocks("Q4_K", 3, 2, seed=1, hostile=False))
+    recording.run()
+    assert_same_bits(out, oracle(blocks, "Q4_K"))
+
+
 def test_out_must_not_overlap_blocks():
     memory = torch.zeros(64)
     with pytest.raises(ValueError, match=r"out: .* overlaps blocks"):

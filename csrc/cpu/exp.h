@@ -22,14 +22,15 @@ __attribute__((always_inline)) inline float exp_f32(float x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = (p * r) * r + (r + 1.0f);
-  int32_t bits, shift;
+  uint32_t bits, shift;
   memcpy(&bits, &p, sizeof bits);
   memcpy(&shift, &shifted, sizeof shift);
   // The low bits of `shifted` are n in two's complement. n = 128 would overflow the exponent field, hence two steps.
-  const int32_t half = (static_cast<int32_t>(static_cast<uint32_t>(shift) << 9) >> 9) >> 1;
-  const int32_t rest = (static_cast<int32_t>(static_cast<uint32_t>(shift) << 9) >> 9) - half;
-  const int32_t two_rest = (rest + 127) << 23;
-  bits += static_cast<int32_t>(static_cast<uint32_t>(half) << 23);
+  // Of a NaN they are anything, so what follows wraps.
+  const int32_t half = (static_cast<int32_t>(shift << 9) >> 9) >> 1;
+  const int32_t rest = (static_cast<int32_t>(shift << 9) >> 9) - half;
+  const uint32_t two_rest = static_cast<uint32_t>(rest + 127) << 23;
+  bits += static_cast<uint32_t>(half) << 23;
   float y, scale;
   memcpy(&y, &bits, sizeof y);
   memcpy(&scale, &two_rest, sizeof scale);

@@ -8,7 +8,8 @@ _CODE = {kind: code for code, kind in enumerate(BLOCKS)}  # the order of sk::Ggm
 
 def dequantize_ggml(blocks, kind, out):
     rows, row_bytes = blocks.shape
-    native.cpu.dequantize_ggml(
+    native.launch(
+        native.cpu.dequantize_ggml,
         native.threads(),
         _CODE[kind],
         blocks.data_ptr(),

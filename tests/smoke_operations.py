@@ -1,0 +1,161 @@
+"""Calls every operation of the cpu backend on awkward shapes, under each instruction set, with one and two threads.
+
+A script for test_sanitized.py. The results are other tests' business; here only memory errors and undefined behaviour
+count, so sizes are odd, tensors end where their allocation ends, and values include the extremes of their types.
+"""
+
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels import native, registry
+from specdec_kernels.ggml import BLOCKS
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def floats(*shape, dtype=torch.float32, hostile=True):
+    x = torch.randn(*shape)
+    if hostile and x.numel() > 8:
+        x.view(-1)[:8] = torch.tensor([0.0, -0.0, 1e-45, 3e38, -3e38, torch.inf, -torch.inf, torch.nan])
+    return x.to(dtype)
+
+
+def quantize_int8():
+    for dtype in FLOATS:
+        for rows, cols, group in ((0, 5, None), (1, 1, None), (3, 37, None), (5, 96, 32), (2, 130, 13)):
+            x = floats(rows, cols, dtype=dtype)
+            sk.quantize_int8(x, group_size=group)
+            sk.quantize_int8(x, group_size=group, symmetric=False)
+            sk.quantize_int8(x, group_size=group, stochastic_seed=-1, stochastic_offset=2**40 + 3)
+            sk.quantize_int8(x, scale=torch.tensor([0.01]))
+            sk.quantize_int8(floats(rows, cols + 3, dtype=dtype)[:, 1:-2])
+
+
+def dequantize_int8():
+    for dtype in FLOATS:
+        for rows, cols, groups in ((0, 4, 1), (3, 37, 1), (4, 130, 10)):
+            q = torch.randint(-128, 128, (rows, cols), dtype=torch.int8)
+            sk.dequantize_int8(q, floats(rows, groups), dtype=dtype)
+            sk.dequantize_int8(q, floats(rows, groups), torch.full((rows, groups), -(2**31)).int(), dtype=dtype)
+
+
+def norms_and_gates():
+    for dtype in FLOATS:
+        for rows, cols in ((0, 8), (1, 1), (3, 37), (2, 576)):
+            x, weight = floats(rows, cols, dtype=dtype), floats(cols, dtype=dtype)
+            residual = floats(rows, cols, dtype=dtype)
+            sk.rms_norm(x, weight, 1e-5)
+            sk.rms_norm(x, weight, 1e-5, residual=residual)
+            sk.rms_norm_quantize_int8(x, weight, 1e-5, residual=residual)
+            sk.silu_mul(floats(rows, 2 * cols, dtype=dtype))
+            sk.silu_mul_quantize_int8(floats(rows, 2 * cols, dtype=dtype))
+
+
+def linear_int8():
+    for n, k, group in ((1, 1, None), (17, 6, 3), (33, 130, None), (64, 192, 64)):
+        weight = sk.pack_int8(floats(n, k, hostile=False), group_size=group)
+        weight.unpack()
+        weight.rows(torch.tensor([0, n - 1, 0]))
+        for rows in (0, 1, 2, 3, 5, 9, 17):
+            for dtype in FLOATS:
+                sk.linear_int8(floats(rows, k, dtype=dtype), weight, floats(n))
+            sk.linear_int8(sk.quantize_int8(floats(rows, k), group_size=group), weight)
+
+
+def linear_f32():
+    for n, k in ((1, 1), (17, 6), (33, 130), (64, 192)):
+        for rows in (0, 1, 2, 3, 5, 9, 17):
+            sk.linear_f32(floats(rows, k), floats(n, k))
+
+
+def attention():
+    for dtype in (torch.float32, torch.int8):
+        for dim, page, rows in ((8, 4, 1), (64, 16, 5), (6, 3, 2)):
+            pages, kv_heads, heads, batch = 5, 2, 6, 2
+            caches = [torch.zeros(pages, page, kv_heads, dim, dtype=dtype) for _ in range(2)]
+            scales = [torch.zeros(pages, page, kv_heads) if dtype is torch.int8 else None for _ in range(2)]
+            tokens = pages * page
+            k, v = floats(tokens, kv_heads, dim), floats(tokens, kv_heads, dim)
+            slots = torch.arange(tokens)
+            slots[-1] = -1
+            angles = floats(tokens, dim // 2)
+            caches = caches[0], scales[0], caches[1], scales[1]
+            sk.rope_write_kv_int8(k, v, angles, angles, *caches, slots, q=floats(tokens, heads, dim))
+            table = torch.tensor([[0, 3], [4, 1]], dtype=torch.int32)
+            lengths = torch.tensor([rows, 2 * page], dtype=torch.int32)
+            mask = torch.eye(rows, dtype=torch.bool).expand(batch, rows, rows).contiguous()
+            sk.attend_int8(floats(batch, rows, heads, dim), *caches, table, lengths)
+            sk.attend_int8(floats(batch, rows, heads, dim), *caches, table, lengths, mask=mask)
+
+
+def verify():
+    cu = torch.tensor([0, 0, 3, 4], dtype=torch.int32)
+    seed, position = torch.tensor([1, -(2**63), 2**63 - 1]), torch.tensor([0, 5, 2**62])
+    for dtype in FLOATS:
+        for vocab in (1, 63, 65, 1000):
+            logits, drafts = floats(7, vocab, dtype=dtype), torch.randint(0, vocab, (4,))
+            common = {"seed": seed, "position": position}
+            filters = {"temperature": torch.tensor([0.0, 0.7, 1.3]), "top_k": torch.tensor([0, 1, 7]), "top_p": 0.9}
+            sk.verify(logits, drafts, cu, **common)
+            sk.verify(logits, drafts, cu, temperature=0)
+            sk.verify(logits, drafts, cu, draft_logits=floats(4, vocab), min_p=0.1, **filters, **common)
+            ids = torch.arange(0, vocab, 2, dtype=torch.int32)
+            probs = torch.softmax(floats(4, len(ids), hostile=False), 1)
+            sk.verify(logits, drafts, cu, draft_probs=probs, draft_ids=ids, return_logprobs=True, **filters, **common)
+
+
+def sample():
+    for dtype in FLOATS:
+        for vocab in (1, 63, 65, 1000):
+            seeds = {"seed": torch.arange(3), "position": torch.arange(3)}
+            sk.sample(floats(3, vocab, dtype=dtype), top_k=5, top_p=0.5, return_logprobs=True, **seeds)
+            sk.sample(floats(3, vocab, dtype=dtype), stream=0, index=torch.arange(3), **seeds)
+            sk.sample(floats(0, vocab, dtype=dtype), temperature=0)
+
+
+def dequantize_ggml():
+    for kind, (_, size) in BLOCKS.items():
+        for rows, blocks in ((0, 1), (1, 1), (3, 5)):
+            sk.dequantize_ggml(torch.randint(0, 256, (rows, blocks * size), dtype=torch.uint8), kind)
+        sk.dequantize_ggml(torch.randint(0, 256, (3, 2 * size + 3), dtype=torch.uint8)[:, 1:-2], kind)
+
+
+CALLS = {
+    "quantize_int8": quantize_int8,
+    "dequantize_int8": dequantize_int8,
+    "rms_norm": norms_and_gates,
+    "rms_norm_quantize_int8": norms_and_gates,
+    "silu_mul": norms_and_gates,
+    "silu_mul_quantize_int8": norms_and_gates,
+    "pack_int8": linear_int8,
+    "rows_int8": linear_int8,
+    "linear_int8": linear_int8,
+    "linear_f32": linear_f32,
+    "rope_write_kv_int8": attention,
+    "attend_int8": attention,
+    "verify": verify,
+    "sample": sample,
+    "dequantize_ggml": dequantize_ggml,
+}
+
+
+def main():
+    served = sk.backends()["cpu"]["operations"]
+    missing = [operation for operation in served if operation not in CALLS]
+    assert not missing, f"no smoke call for {', '.join(missing)}"
+    assert set(served) <= set(registry.OPERATIONS) and served, sk.backends()["cpu"]
+    torch.manual_seed(0)
+    for isa in native.ISA_NAMES:
+        if not native.cpu.set_isa(isa):
+            continue
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for call in dict.fromkeys(CALLS[operation] for operation in served):
+                with sk.use_backend("cpu"):
+                    call()
+            print(isa, threads, flush=True)
+    print("done", *served)
+
+
+if __name__ == "__main__":
+    main()
