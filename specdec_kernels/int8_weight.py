@@ -13,7 +13,7 @@ groups, 16]. The layout is the same for every instruction set and for the refere
 import torch
 
 from . import registry
-from .validate import FLOATS, rows, shape, tensor
+from .validate import FLOATS, output_rows, rows, shape, tensor
 
 LAYOUT, VERSION = "i8-panel16x4", 1
 PANEL, STEP = 16, 4
@@ -42,11 +42,12 @@ class Int8Weight:
     resize or replace them: the kernels keep their addresses.
     """
 
-    __slots__ = ("codes", "device", "group_size", "groups", "k", "n", "native", "scale")
+    __slots__ = ("codes", "device", "device_type", "group_size", "groups", "k", "n", "native", "scale")
 
     def __init__(self, n, k, group_size, codes, scale):
         self.n, self.k, self.group_size, self.groups = n, k, group_size, k // group_size
-        self.codes, self.scale, self.device = codes, scale, codes.device
+        self.codes, self.scale = codes, scale
+        self.device, self.device_type = codes.device, codes.device.type
         # What the compiled kernels want to know, in the order of their arguments.
         self.native = (n, k, group_size, codes.data_ptr(), scale.data_ptr())
 
@@ -97,20 +98,18 @@ class Int8Weight:
         if end % PANEL and end != self.n:
             raise ValueError(f"values: expected a multiple of {PANEL} rows or the last rows, got {q.shape[0]} rows")
         if q.shape[0]:
-            registry.call("pack_int8", self.device.type, q, scale, start, self)
+            registry.call("pack_int8", self.device_type, q, scale, start, self)
         return self
 
     def rows(self, ids, *, out=None):
         """The dequantised rows ``ids`` (int64 [r]) in f32 [r, k]: an embedding lookup from a tied head."""
-        tensor("ids", ids, (torch.int64,), ndim=1, device=self.device)
+        ids = tensor("ids", ids, (torch.int64,), 1, self.device).contiguous()
         if out is None:
             out = torch.empty(ids.shape[0], self.k, dtype=torch.float32, device=self.device)
         else:
-            rows("out", tensor("out", out, (torch.float32,), ndim=2, device=self.device))
-            shape("out", out, (ids.shape[0], self.k))
-            if ids.shape[0] > 1 and out.stride(0) < self.k:
-                raise ValueError(f"out: expected rows that do not overlap, got strides {list(out.stride())}")
-        registry.call("rows_int8", self.device.type, ids, self, out)
+            shape("out", tensor("out", out, (torch.float32,), 2, self.device), (ids.shape[0], self.k))
+            output_rows("out", out)
+        registry.call("rows_int8", self.device_type, ids, self, out)
         return out
 
     def unpack(self):

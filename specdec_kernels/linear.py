@@ -10,7 +10,7 @@ import torch
 
 from . import registry
 from .int8_weight import Int8Weight, pack_int8
-from .validate import FLOATS, rows, shape, tensor
+from .validate import FLOATS, no_overlap, output_rows, rows, shape, tensor
 
 __all__ = ["Int8Weight", "linear_f32", "linear_int8", "pack_int8"]
 
@@ -31,35 +31,25 @@ def linear_int8(x, weight, bias=None, *, out=None):
     """
     if type(weight) is not Int8Weight:
         raise TypeError(f"weight: expected an Int8Weight (see pack_int8), got {type(weight).__name__}")
-    device = weight.device
+    n, k, device = weight.n, weight.k, weight.device
     if isinstance(x, (tuple, list)):
         if len(x) != 2:
             raise ValueError(f"x: expected a tensor or a pair (q, scale), got {len(x)} values")
-        q, scale = x
-        tensor("x", q, _CODES, device=device)
-        tensor("scale", scale, _F32, device=device)
+        x, scale = x
+        tensor("x", x, _CODES, None, device)
         dtype = torch.float32
     else:
-        q, scale = tensor("x", x, FLOATS, device=device), None
-        dtype = q.dtype
-    lead, m, stride = _flat("x", q, weight.k)
-    if lead is not None:
-        q = q.reshape(m, weight.k)
+        scale = None
+        dtype = tensor("x", x, FLOATS, None, device).dtype
+    matrix, lead = _matrix("x", x, k)
     if scale is not None:
-        groups = scale.shape[-1] if scale.dim() else 0
-        if groups != 1 and groups != weight.groups:
-            raise ValueError(f"scale: expected 1 or {weight.groups} scales per row of x, got shape {list(scale.shape)}")
-        if lead is not None or scale.dim() != 2 or scale.shape[0] != m:
-            shape("scale", scale, (*(lead if lead is not None else (m,)), groups))
-            scale = scale.reshape(m, groups)
-        rows("scale", scale)
+        scale = _scales(tensor("scale", scale, _F32, None, device), lead, matrix.shape[0], weight.groups)
     if bias is not None:
-        tensor("bias", bias, FLOATS, device=device)
-        shape("bias", bias, (weight.n,))
-        bias = rows("bias", bias)
-    out, result = _output(out, lead, m, weight.n, dtype, q, stride)
-    if m:
-        registry.call("linear_int8", device.type, q, scale, weight, bias, out)
+        shape("bias", tensor("bias", bias, FLOATS, None, device), (n,))
+        rows("bias", bias)
+    result, out = _output(out, matrix, lead, n, dtype)
+    if lead is None or matrix.shape[0]:
+        registry.call("linear_int8", weight.device_type, matrix, scale, weight, bias, out)
     return result
 
 
@@ -69,16 +59,12 @@ def linear_f32(x, weight, *, out=None):
     Every output is summed in one fixed order (see ``csrc/cpu/linear_f32.cpp``), the same for any number of
     rows, threads and instruction set; the reference sums in f64 and rounds once.
     """
-    tensor("weight", weight, _F32, ndim=2)
-    n, k = weight.shape
+    n, k = tensor("weight", weight, _F32, 2).shape
     rows("weight", weight)
-    tensor("x", x, _F32, device=weight.device)
-    lead, m, stride = _flat("x", x, k)
-    if lead is not None:
-        x = x.reshape(m, k)
-    out, result = _output(out, lead, m, n, torch.float32, x, stride)
-    if m and n:
-        registry.call("linear_f32", weight.device.type, x, weight, out)
+    matrix, lead = _matrix("x", tensor("x", x, _F32, None, weight.device), k)
+    result, out = _output(out, matrix, lead, n, torch.float32)
+    if lead is None or matrix.shape[0]:
+        registry.call("linear_f32", weight.device.type, matrix, weight, out)
     return result
 
 
@@ -86,41 +72,48 @@ _CODES = (torch.int8,)
 _F32 = (torch.float32,)
 
 
-def _flat(name, value, k):
-    """(leading dimensions unless the tensor is a matrix, number of rows, row stride)."""
+# These run on every call of a decoder: one look at shape and strides each, everything else only in odd cases.
+
+
+def _matrix(name, value, k):
+    """``(value as a matrix [M, k], its leading dimensions)``; None for the latter if it is a matrix already."""
     sizes = value.shape
     if not sizes or sizes[-1] != k:
         raise ValueError(f"{name}: expected a last dimension of {k} like the weight's, got shape {list(sizes)}")
-    if k > 1 and value.stride(-1) != 1:
+    if k > 1 and value.stride()[-1] != 1:
         raise ValueError(f"{name}: expected a contiguous last dimension, got strides {list(value.stride())}")
     if len(sizes) == 2:
-        return None, sizes[0], value.stride(0)
-    m = 1
-    for size in sizes[:-1]:
-        m *= size
-    return sizes[:-1], m, k
+        return value, None
+    lead = sizes[:-1]
+    return value.reshape(lead.numel(), k), lead
 
 
-def _output(out, lead, m, n, dtype, x, x_stride):
-    """(the result as a matrix for the backend, the result in the caller's shape)."""
+def _scales(scale, lead, m, groups):
+    """The scales of x as a matrix [m, 1] or [m, groups]."""
+    sizes = scale.shape
+    if sizes != (m, groups) or lead is not None:
+        if not sizes or sizes[-1] not in (1, groups) or sizes[:-1] != (lead if lead is not None else (m,)):
+            like = "[M" if lead is None else f"[{', '.join(map(str, lead))}"
+            raise ValueError(f"scale: expected shape {like}, 1] or {like}, {groups}], got {list(sizes)}")
+        scale = scale.reshape(m, sizes[-1])
+    return rows("scale", scale)
+
+
+def _output(out, x, lead, n, dtype):
+    """``(the result in the caller's shape, the same memory as a matrix [M, n] for the backend)``."""
+    m = x.shape[0]
     if out is None:
         out = torch.empty((m, n), dtype=dtype, device=x.device)
-        return out, (out if lead is None else out.view(*lead, n))
-    tensor("out", out, (dtype,), device=x.device)
-    shape("out", out, (m, n) if lead is None else (*lead, n))
-    rows("out", out)
-    result = out
-    if lead is not None:
-        try:
-            out = out.view(m, n)
-        except RuntimeError:
-            raise ValueError(f"out: expected evenly spaced rows, got strides {list(out.stride())}") from None
-    stride = out.stride(0)
-    if m > 1 and stride < n:
-        raise ValueError(f"out: expected rows that do not overlap, got strides {list(out.stride())}")
-    if m and n:
-        begin, x_begin = out.data_ptr(), x.data_ptr()
-        end = begin + ((m - 1) * stride + n) * out.element_size()
-        if begin < x_begin + ((m - 1) * x_stride + x.shape[-1]) * x.element_size() and x_begin < end:
-            raise ValueError("out: expected memory of its own, got a tensor that overlaps x")
-    return out, result
+        return (out if lead is None else out.view(*lead, n)), out
+    wanted = (m, n) if lead is None else (*lead, n)
+    if tensor("out", out, (dtype,), None, x.device).shape != wanted:
+        raise ValueError(f"out: expected shape {list(wanted)}, got {list(out.shape)}")
+    if not (output_rows("out", out).is_contiguous() and x.is_contiguous() and _apart(out, x)):
+        no_overlap("out", out, "x", x)
+    return out, (out if lead is None else out.view(m, n))
+
+
+def _apart(a, b):
+    """Whether two contiguous tensors share no byte."""
+    start, other = a.data_ptr(), b.data_ptr()
+    return start >= other + b.nbytes or other >= start + a.nbytes

@@ -1,8 +1,8 @@
-// Inner loops of linear_int8: one panel of 16 weight rows against up to 8 activation rows.
+// Inner loops of linear_int8: one panel of 16 weight rows (pack_int8.h) against up to 8 rows of x.
 //
 // AVX-512 VNNI: one line of the panel is the unsigned operand of vpdpbusd, one broadcast word of x the signed one: 64
 // products per instruction, added to 16 int32 lanes without saturation.
-// AVX2 has no such instruction, and its vpmaddubsw saturates (the pair sum of 255 * 127 does not fit 16 bits). So the
+// AVX2 has no such instruction, and its vpmaddubsw saturates (the pair sum 2 * 255 * 127 does not fit 16 bits). So the
 // bytes are widened: even bytes by a mask, odd bytes by a shift, each an int16 vector whose pairs belong to one lane, and
 // vpmaddwd adds exact pair products. Two cheap instructions per 32 weights, shared by all rows of x.
 #include "cpu/linear_int8_kernels.h"
@@ -15,48 +15,94 @@ namespace {
 constexpr int kLanes = 16, kLine = 64;
 constexpr int kAhead = 4096;  // prefetch distance in bytes: some 400 ns at 10 GB/s and core
 
-// Where to prefetch while step s is worked on. When several blocks of rows visit a chunk one after the other, the first two
-// share the fetching, so that memory is busy all the time: one block takes the even lines, the other the odd ones.
-struct Fetch {
-  Fetch(int share, int turn) : start(kAhead + (share > 1 ? turn % 2 * kLine : 0)), mask(share > 1 ? ~int64_t{kLine} : ~int64_t{0}) {}
-  int64_t line(int64_t s) const { return start + (s * kLine & mask); }
-  int64_t start, mask;
-};
-
-template <int R>
-void dot_scalar(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int, int) {
-  for (int r = 0; r < R; ++r) {
-    const int8_t* row = static_cast<const int8_t*>(x) + r * stride;
-    for (int64_t s = 0; s < steps; ++s)
-      for (int lane = 0; lane < kLanes; ++lane) {
-        uint32_t sum = static_cast<uint32_t>(acc[r * kLanes + lane]);
-        for (int b = 0; b < 4; ++b) sum += static_cast<uint32_t>(static_cast<int>(w[s * kLine + lane * 4 + b]) * row[s * 4 + b]);
-        acc[r * kLanes + lane] = static_cast<int32_t>(sum);
-      }
-  }
-}
-
 inline int32_t wrapping_add(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }
 
-void fold_scalar(int rows, const int32_t* acc, const int32_t* offset, int64_t offset_stride, const float* sx, int64_t sx_stride,
-                 const float* sw, float* y) {
-  for (int r = 0; r < rows; ++r)
-    for (int lane = 0; lane < kLanes; ++lane) {
-      const float exact = static_cast<float>(wrapping_add(acc[r * kLanes + lane], offset[r * offset_stride]));
-      y[r * kLanes + lane] += exact * (sx[r * sx_stride] * sw[lane]);
-    }
+inline int32_t minus_128_times(int32_t sum) {
+  return static_cast<int32_t>(static_cast<uint32_t>(sum) * static_cast<uint32_t>(-128));
 }
 
-constexpr Int8Kernels kScalar = {8, 1, {dot_scalar<1>, dot_scalar<2>, dot_scalar<3>, dot_scalar<4>, dot_scalar<5>, dot_scalar<6>,
-                                        dot_scalar<7>, dot_scalar<8>}, fold_scalar};
+// ---- scalar ----------------------------------------------------------------------------------------------------------
+
+int32_t prepare_scalar(const int8_t* q, int64_t group, char* words) {
+  int32_t sum = 0;
+  for (int64_t i = 0; i < group; ++i) sum += q[i];
+  std::memcpy(words, q, static_cast<size_t>(group));
+  std::memset(words + group, 0, static_cast<size_t>(-group & 3));
+  return minus_128_times(sum);
+}
+
+template <int R>
+void dot_scalar(const Int8Tile& t) {
+  for (int r = 0; r < R; ++r) {
+    const int8_t* row = reinterpret_cast<const int8_t*>(t.x) + r * t.x_stride;
+    for (int lane = 0; lane < kLanes; ++lane) {
+      int32_t& acc = t.acc[r * kLanes + lane];
+      uint32_t sum = t.first ? 0 : static_cast<uint32_t>(acc);
+      for (int64_t s = 0; s < t.steps; ++s)
+        for (int b = 0; b < 4; ++b)
+          sum += static_cast<uint32_t>(static_cast<int>(t.w[s * kLine + lane * 4 + b]) * row[s * 4 + b]);
+      acc = static_cast<int32_t>(sum);
+      if (!t.last) continue;
+      const float exact = static_cast<float>(wrapping_add(acc, t.offset[r * t.offset_stride]));
+      t.y[r * kLanes + lane] += exact * (t.sx[r * t.sx_stride] * t.sw[lane]);
+    }
+  }
+}
+
+constexpr Int8Kernels kScalar = {8, 1, prepare_scalar,
+                                 {dot_scalar<1>, dot_scalar<2>, dot_scalar<3>, dot_scalar<4>, dot_scalar<5>, dot_scalar<6>,
+                                  dot_scalar<7>, dot_scalar<8>}};
 
 #if SK_X86
 
 typedef int32_t Word __attribute__((may_alias));
 
+// Where to prefetch while step s is worked on. When several tiles visit a chunk one after the other, the first two share
+// the fetching, so that memory is busy all the time: one tile takes the even lines, the other the odd ones.
+struct Fetch {
+  explicit Fetch(const Int8Tile& t)
+      : start(reinterpret_cast<const char*>(t.w) + kAhead + (t.share > 1 ? t.turn % 2 * kLine : 0)),
+        mask(t.share > 1 ? ~int64_t{kLine} : ~int64_t{0}) {}
+  const char* line(int64_t s) const { return start + (s * kLine & mask); }
+  const char* start;
+  int64_t mask;
+};
+
+// ---- AVX2 ------------------------------------------------------------------------------------------------------------
+
 SK_TARGET_AVX2_BEGIN
+
+int32_t prepare_avx2(const int8_t* q, int64_t group, char* words) {
+  const __m128i order = _mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15);
+  const __m256i ones = _mm256_set1_epi16(1);
+  __m256i sums = _mm256_setzero_si256();
+  for (int64_t i = 0; i < group; i += 16) {
+    __m128i codes;
+    if (i + 16 <= group) {
+      codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(q + i));
+    } else {
+      alignas(16) int8_t last[16] = {};
+      for (int64_t j = i; j < group; ++j) last[j - i] = q[j];
+      codes = _mm_load_si128(reinterpret_cast<const __m128i*>(last));
+    }
+    const __m256i wide = _mm256_cvtepi8_epi16(_mm_shuffle_epi8(codes, order));
+    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(wide, ones));
+    if (i + 16 <= group) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(words + 2 * i), wide);
+    } else {  // only as many steps as there are
+      alignas(32) char last[32];
+      _mm256_store_si256(reinterpret_cast<__m256i*>(last), wide);
+      const int64_t bytes = (group - i + 3) / 4 * 8;
+      for (int64_t j = 0; j < bytes; ++j) words[2 * i + j] = last[j];
+    }
+  }
+  __m128i four = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  four = _mm_add_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+  return minus_128_times(_mm_cvtsi128_si32(four));
+}
 
 // The empty statement keeps the compiler from regrouping the sums into a tree that does not fit the registers.
 inline void add(__m256i& sum, __m256i term) {
@@ -64,17 +110,31 @@ inline void add(__m256i& sum, __m256i term) {
   asm("" : "+x"(sum));
 }
 
+inline __m256i load8(const int32_t* from, bool zero) {
+  return zero ? _mm256_setzero_si256() : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+}
+
+inline void finish8(const Int8Tile& t, int r, int lane, __m256i sum) {
+  const int at = r * kLanes + lane;
+  if (!t.last) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(t.acc + at), sum);
+    return;
+  }
+  const __m256 exact = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, _mm256_set1_epi32(t.offset[r * t.offset_stride])));
+  const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(t.sx[r * t.sx_stride]), _mm256_loadu_ps(t.sw + lane));
+  _mm256_storeu_ps(t.y + at, _mm256_add_ps(_mm256_loadu_ps(t.y + at), _mm256_mul_ps(exact, scale)));
+}
+
 template <int... r>
-void dot_avx2(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share, int turn) {
-  __m256i lo[] = {_mm256_load_si256(reinterpret_cast<const __m256i*>(acc + r * kLanes))...};
-  __m256i hi[] = {_mm256_load_si256(reinterpret_cast<const __m256i*>(acc + r * kLanes + 8))...};
-  const Word* row[] = {reinterpret_cast<const Word*>(static_cast<const char*>(x) + r * stride)...};
-  const Fetch fetch(share, turn);
+void dot_avx2(const Int8Tile& t) {
+  __m256i lo[] = {load8(t.acc + r * kLanes, t.first)...}, hi[] = {load8(t.acc + r * kLanes + 8, t.first)...};
+  const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride)...};
   const __m256i even = _mm256_set1_epi16(0x00ff);
-  for (int64_t s = 0; s < steps; ++s) {
-    _mm_prefetch(reinterpret_cast<const char*>(w) + fetch.line(s), _MM_HINT_T0);
-    const __m256i w0 = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + s * kLine));
-    const __m256i w1 = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + s * kLine + 32));
+  const Fetch fetch(t);
+  const __m256i* line = reinterpret_cast<const __m256i*>(t.w);
+  for (int64_t s = 0, steps = t.steps; s < steps; ++s) {
+    _mm_prefetch(fetch.line(s), _MM_HINT_T0);
+    const __m256i w0 = _mm256_load_si256(line + 2 * s), w1 = _mm256_load_si256(line + 2 * s + 1);
     const __m256i e0 = _mm256_and_si256(w0, even), o0 = _mm256_srli_epi16(w0, 8);
     const __m256i e1 = _mm256_and_si256(w1, even), o1 = _mm256_srli_epi16(w1, 8);
     const auto meet = [&](__m256i& low, __m256i& high, const Word* words) __attribute__((always_inline)) {
@@ -86,58 +146,67 @@ void dot_avx2(const uint8_t* w, int64_t steps, const void* x, int64_t stride, in
     };
     (meet(lo[r], hi[r], row[r] + 2 * s), ...);
   }
-  (_mm256_store_si256(reinterpret_cast<__m256i*>(acc + r * kLanes), lo[r]), ...);
-  (_mm256_store_si256(reinterpret_cast<__m256i*>(acc + r * kLanes + 8), hi[r]), ...);
-}
-
-void fold_avx2(int rows, const int32_t* acc, const int32_t* offset, int64_t offset_stride, const float* sx, int64_t sx_stride,
-               const float* sw, float* y) {
-  for (int r = 0; r < rows; ++r)
-    for (int lane = 0; lane < kLanes; lane += 8) {
-      const __m256i sum = _mm256_add_epi32(_mm256_load_si256(reinterpret_cast<const __m256i*>(acc + r * kLanes + lane)),
-                                           _mm256_set1_epi32(offset[r * offset_stride]));
-      const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(sx[r * sx_stride]), _mm256_loadu_ps(sw + lane));
-      float* at = y + r * kLanes + lane;
-      _mm256_store_ps(at, _mm256_add_ps(_mm256_load_ps(at), _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale)));
-    }
+  ((finish8(t, r, 0, lo[r]), finish8(t, r, 8, hi[r])), ...);
 }
 
 SK_TARGET_END
+
+// ---- AVX-512 VNNI ----------------------------------------------------------------------------------------------------
+
 SK_TARGET_AVX512_BEGIN
 
+int32_t prepare_avx512(const int8_t* q, int64_t group, char* words) {
+  const __m512i ones = _mm512_set1_epi8(1);
+  __m512i sums = _mm512_setzero_si512();
+  const int64_t padded = (group + 3) & ~int64_t{3};
+  for (int64_t i = 0; i < padded; i += 64) {
+    const __mmask64 in = group - i < 64 ? (__mmask64{1} << (group - i)) - 1 : ~__mmask64{0};
+    const __mmask64 out = padded - i < 64 ? (__mmask64{1} << (padded - i)) - 1 : ~__mmask64{0};
+    const __m512i codes = _mm512_maskz_loadu_epi8(in, q + i);
+    sums = _mm512_dpbusd_epi32(sums, ones, codes);
+    _mm512_mask_storeu_epi8(words + i, out, codes);
+  }
+  return minus_128_times(_mm512_reduce_add_epi32(sums));
+}
+
+inline __m512i load16(const int32_t* from, bool zero) {
+  return zero ? _mm512_setzero_si512() : _mm512_loadu_si512(from);
+}
+
+inline void finish16(const Int8Tile& t, int r, __m512i sum) {
+  const int at = r * kLanes;
+  if (!t.last) {
+    _mm512_storeu_si512(t.acc + at, sum);
+    return;
+  }
+  const __m512i all = _mm512_add_epi32(sum, _mm512_set1_epi32(t.offset[r * t.offset_stride]));
+  const __m512 exact = _mm512_maskz_cvtepi32_ps(0xffff, all);
+  const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(t.sx[r * t.sx_stride]), _mm512_loadu_ps(t.sw));
+  _mm512_storeu_ps(t.y + at, _mm512_add_ps(_mm512_loadu_ps(t.y + at), _mm512_mul_ps(exact, scale)));
+}
+
 template <int... r>
-void dot_avx512(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share, int turn) {
-  __m512i sum[] = {_mm512_load_si512(acc + r * kLanes)...};
-  const Word* row[] = {reinterpret_cast<const Word*>(static_cast<const char*>(x) + r * stride)...};
-  const Fetch fetch(share, turn);
-  for (int64_t s = 0; s < steps; ++s) {
-    _mm_prefetch(reinterpret_cast<const char*>(w) + fetch.line(s), _MM_HINT_T0);
+void dot_avx512(const Int8Tile& t) {
+  __m512i sum[] = {load16(t.acc + r * kLanes, t.first)...};
+  const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride)...};
+  const Fetch fetch(t);
+  const uint8_t* w = t.w;
+  for (int64_t s = 0, steps = t.steps; s < steps; ++s) {
+    _mm_prefetch(fetch.line(s), _MM_HINT_T0);
     const __m512i line = _mm512_load_si512(w + s * kLine);
     ((sum[r] = _mm512_dpbusd_epi32(sum[r], line, _mm512_set1_epi32(row[r][s]))), ...);
   }
-  (_mm512_store_si512(acc + r * kLanes, sum[r]), ...);
-}
-
-void fold_avx512(int rows, const int32_t* acc, const int32_t* offset, int64_t offset_stride, const float* sx, int64_t sx_stride,
-                 const float* sw, float* y) {
-  const __m512 channel = _mm512_loadu_ps(sw);
-  for (int r = 0; r < rows; ++r) {
-    const __m512i sum = _mm512_add_epi32(_mm512_load_si512(acc + r * kLanes), _mm512_set1_epi32(offset[r * offset_stride]));
-    const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(sx[r * sx_stride]), channel);
-    float* at = y + r * kLanes;
-    _mm512_store_ps(at, _mm512_add_ps(_mm512_load_ps(at), _mm512_mul_ps(_mm512_cvtepi32_ps(sum), scale)));
-  }
+  (finish16(t, r, sum[r]), ...);
 }
 
 SK_TARGET_END
 
-constexpr Int8Kernels kAvx2 = {4, 2, {dot_avx2<0>, dot_avx2<0, 1>, dot_avx2<0, 1, 2>, dot_avx2<0, 1, 2, 3>}, fold_avx2};
+constexpr Int8Kernels kAvx2 = {4, 2, prepare_avx2,
+                               {dot_avx2<0>, dot_avx2<0, 1>, dot_avx2<0, 1, 2>, dot_avx2<0, 1, 2, 3>}};
 constexpr Int8Kernels kAvx512 = {
-    8,
-    1,
+    8, 1, prepare_avx512,
     {dot_avx512<0>, dot_avx512<0, 1>, dot_avx512<0, 1, 2>, dot_avx512<0, 1, 2, 3>, dot_avx512<0, 1, 2, 3, 4>,
-     dot_avx512<0, 1, 2, 3, 4, 5>, dot_avx512<0, 1, 2, 3, 4, 5, 6>, dot_avx512<0, 1, 2, 3, 4, 5, 6, 7>},
-    fold_avx512};
+     dot_avx512<0, 1, 2, 3, 4, 5>, dot_avx512<0, 1, 2, 3, 4, 5, 6>, dot_avx512<0, 1, 2, 3, 4, 5, 6, 7>}};
 
 #endif  // SK_X86
 

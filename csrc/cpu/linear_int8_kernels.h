@@ -6,22 +6,34 @@
 
 namespace sk {
 
-constexpr int kMaxDotRows = 8;
+constexpr int kMaxTileRows = 8;
+
+// A chunk of one scale group of one panel, and the rows of x that meet it.
+struct Int8Tile {
+  const uint8_t* w;  // [steps][16 channels][4]
+  int64_t steps;
+  const char* x;  // the rows' prepared words for these steps
+  int64_t x_stride;  // in bytes
+  int32_t* acc;      // [rows][16]: sums between the chunks of a group
+  bool first, last;  // of the group's chunks: acc need not be read, need not be written
+  // At the end of the group: y[r][channel] += f32(acc + offset[r]) * (sx[r] * sw[channel]).
+  const int32_t* offset;
+  int64_t offset_stride;
+  const float* sx;
+  int64_t sx_stride;
+  const float* sw;
+  float* y;         // [rows][16]
+  int share, turn;  // how many tiles visit this chunk, and which of them this is: they share the prefetching
+};
 
 struct Int8Kernels {
-  // Rows of x that one dot() call may take.
-  int rows;
-  // Activations are prepared as 4 words of `word_bytes` bytes per step of k: int8 in order, or (AVX2) int16 in the order
-  // k0 k2 k1 k3, which is how the panel's even and odd bytes meet them.
+  int rows;  // of x, at most, in one tile
+  // Activations are prepared as 4 words of this many bytes per step of k: int8 in order, or (AVX2) int16 in the order
+  // k0 k2 k1 k3, which is how a line's even and odd bytes meet them.
   int word_bytes;
-  // acc[r][lane] += sum over steps of (w + 128) * x, r < rows, modulo 2^32. `x` rows are `stride` bytes apart.
-  // dot[r - 1] takes r rows. `ahead` is how far in front of w to prefetch, in bytes; the call fetches as many lines as
-  // it reads, divided by `share`.
-  void (*dot[kMaxDotRows])(const uint8_t* w, int64_t steps, const void* x, int64_t stride, int32_t* acc, int share,
-                             int turn);
-  // y[r][lane] += f32(acc + offset[r]) * (sx[r] * sw[lane]); offset and sx advance by their strides.
-  void (*fold)(int rows, const int32_t* acc, const int32_t* offset, int64_t offset_stride, const float* sx, int64_t sx_stride,
-               const float* sw, float* y);
+  // One group of codes to words, zeros up to the end of the last step; returns -128 * (sum of the codes) modulo 2^32.
+  int32_t (*prepare)(const int8_t* q, int64_t group, char* words);
+  void (*dot[kMaxTileRows])(const Int8Tile& tile);  // dot[r - 1] takes r rows
 };
 
 const Int8Kernels& int8_kernels(Isa which);

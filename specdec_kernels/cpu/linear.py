@@ -24,36 +24,32 @@ def pack_int8(values, scale, start, weight):
 
 
 def rows_int8(ids, weight, out):
-    ids = ids.contiguous()
     native.launch(
         _kernels.rows_int8,
         *weight.native,
         ids.data_ptr(),
         ids.shape[0],
         out.data_ptr(),
-        out.stride(0),
+        out.stride()[0],
         native.threads(),
     )
 
 
 def linear_int8(x, scale, weight, bias, out):
-    if scale is None:
-        of_scale = (0, 0, 0)
-    else:
-        of_scale = (scale.data_ptr(), scale.stride(0), scale.shape[1])
+    of_scale = (0, 0, 0) if scale is None else (scale.data_ptr(), scale.stride()[0], scale.shape[1])
     of_bias = (0, 0) if bias is None else (bias.data_ptr(), _TYPE[bias.dtype])
     native.launch(
         _kernels.linear_int8,
         _TYPE[x.dtype],
         x.data_ptr(),
         x.shape[0],
-        x.stride(0),
+        x.stride()[0],
         *of_scale,
         *weight.native,
         *of_bias,
         out.data_ptr(),
         _TYPE[out.dtype],
-        out.stride(0),
+        out.stride()[0],
         native.threads(),
     )
 
@@ -64,12 +60,12 @@ def linear_f32(x, weight, out):
         _kernels.linear_f32,
         x.data_ptr(),
         x.shape[0],
-        x.stride(0),
+        x.stride()[0],
         weight.data_ptr(),
         n,
         weight.stride(0),
         k,
         out.data_ptr(),
-        out.stride(0),
+        out.stride()[0],
         native.threads(),
     )
