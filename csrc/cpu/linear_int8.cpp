@@ -17,7 +17,7 @@
 namespace sk {
 namespace {
 
-constexpr int64_t kChunk = 64;     // steps: 4 KB of weights
+constexpr int64_t kChunk = 80;     // steps at most, if several tiles visit a chunk: 5 KB of weights
 constexpr int64_t kRowBlock = 64;  // rows of x per sweep over the weights (their sums live on the stack)
 
 // A buffer that each calling thread keeps for its largest call.
@@ -113,12 +113,13 @@ void multiply_panel(const Int8Kernels& kernel, const Int8Shape& shape, const uin
   t.sx_stride = x.scale_stride;
   t.share = static_cast<int>((rows + kernel.rows - 1) / kernel.rows);
   const int64_t take = (rows + t.share - 1) / t.share;  // 9 rows are better served as 5 + 4 than as 8 + 1
+  const int64_t chunks = t.share == 1 ? 1 : (steps + kChunk - 1) / kChunk, chunk = (steps + chunks - 1) / chunks;
   std::memset(y, 0, static_cast<size_t>(rows * kPanelRows) * sizeof(float));
   for (int64_t g = 0; g < groups; ++g) {
     t.sw = sw + g * kPanelRows;
     __builtin_prefetch(t.sw + groups * kPanelRows);  // the next panel's
-    for (int64_t s = 0; s < steps; s += kChunk) {
-      t.steps = steps - s < kChunk ? steps - s : kChunk;
+    for (int64_t s = 0; s < steps; s += chunk) {
+      t.steps = steps - s < chunk ? steps - s : chunk;
       t.w = w + (g * steps + s) * kStepBytes;
       t.first = s == 0;
       t.last = s + t.steps == steps;
