@@ -82,7 +82,7 @@ def keys(seed, position, requests, device, greedy):
         return None, None
     for name, value in (("seed", seed), ("position", position)):
         if value is None:
-            raise ValueError(f"{name}: expected an int64 tensor [{requests}] (only temperature=0 needs none)")
+            raise ValueError(f"{name}: expected an int64 tensor [{requests}] unless temperature is 0, got None")
         validate.tensor(name, value, (torch.int64,), 1, device)
         validate.shape(name, value, (requests,))
     if device.type == "cpu" and requests and min(position.tolist()) < 0:

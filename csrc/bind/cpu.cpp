@@ -183,8 +183,8 @@ sk::PerRequest<T> per_request(const std::pair<uintptr_t, T>& p) {
 }
 
 sk::Sampling sampling(FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p,
-                      uintptr_t seed, uintptr_t position) {
-  require((temperature.first == 0 && temperature.second == 0.0f) || (seed != 0 && position != 0),
+                      uintptr_t seed, uintptr_t position, int64_t requests) {
+  require(requests == 0 || (temperature.first == 0 && temperature.second == 0.0f) || (seed != 0 && position != 0),
           "seed and position are needed for a random request");
   return {per_request(temperature), per_request(top_k),           per_request(top_p),
           per_request(min_p),       pointer<const int64_t>(seed), pointer<const int64_t>(position)};
@@ -208,7 +208,7 @@ void bind_verify(py::module_& m) {
                             drafts_are_logits,
                             pointer<const int32_t>(draft_ids),
                             pointer<const bool>(draft_kind),
-                            sampling(temperature, top_k, top_p, min_p, seed, position),
+                            sampling(temperature, top_k, top_p, min_p, seed, position, requests),
                             pointer<int64_t>(tokens),
                             pointer<int32_t>(num_accepted),
                             pointer<float>(logprobs),
@@ -223,7 +223,7 @@ void bind_verify(py::module_& m) {
     require(requests >= 0 && vocabulary >= 1 && stream >= 0 && stream < 256, "sample: sizes out of range");
     sk::SampleCall call{requests,
                         rows(logits, dtype, vocabulary, stride),
-                        sampling(temperature, top_k, top_p, min_p, seed, position),
+                        sampling(temperature, top_k, top_p, min_p, seed, position, requests),
                         static_cast<uint32_t>(stream),
                         per_request(index),
                         pointer<int64_t>(tokens),

@@ -38,7 +38,6 @@ bool DraftRow::read(const VerifyCall& call, int64_t n, int64_t id, const Filters
   ids_ = call.draft_ids;
   if (call.drafts_are_logits) {
     kind_ = Kind::kLogits;
-    if (source_.size == 0) return false;
     row_.read(source_, threads);
     if (row_.nan() || row_.empty()) return false;
     row_.weigh(filters, threads);

@@ -1,0 +1,151 @@
+"""Bad arguments of verify and sample: an error that names the argument, what was expected and what came."""
+
+import math
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from verify_cases import bounds, keys
+
+NAN, INF = math.nan, math.inf
+GOOD = {"target_logits": torch.zeros(5, 8), "draft_tokens": torch.tensor([1, 2, 3]), "cu_drafts": bounds([2, 1])}
+
+
+def verify(**changes):
+    arguments = {**GOOD, **keys(2), **changes}
+    tensors = [arguments.pop(name) for name in GOOD]
+    return sk.verify(*tensors, **arguments)
+
+
+def test_the_good_call_is_good():
+    assert verify().flags.tolist() == [0, 0]
+
+
+def probabilities(rows=3, columns=8):
+    return torch.full((rows, columns), 1 / columns)
+
+
+VALUES = [
+    ("target_logits", {"target_logits": torch.zeros(6, 8)}),
+    ("target_logits", {"target_logits": torch.zeros(5, 8, 1)}),
+    ("target_logits", {"target_logits": torch.zeros(5, 0)}),
+    ("target_logits", {"target_logits": torch.zeros(8, 5).t()}),
+    ("target_logits", {"target_logits": torch.zeros(5, 8, requires_grad=True)}),
+    ("target_logits", {"target_logits": torch.zeros(5, 8, device="meta")}),
+    ("target_logits", {"target_logits": torch.zeros(5, 8).to_sparse()}),
+    ("draft_tokens", {"draft_tokens": torch.tensor([1, 8, 3])}),
+    ("draft_tokens", {"draft_tokens": torch.tensor([1, -2, 3])}),
+    ("draft_tokens", {"draft_tokens": torch.tensor([[1, 2, 3]])}),
+    ("cu_drafts", {"cu_drafts": torch.tensor([0, 2, 4], dtype=torch.int32)}),
+    ("cu_drafts", {"cu_drafts": torch.tensor([1, 2, 3], dtype=torch.int32)}),
+    ("cu_drafts", {"cu_drafts": torch.tensor([0, 4, 3], dtype=torch.int32)}),
+    ("cu_drafts", {"cu_drafts": torch.tensor([], dtype=torch.int32)}),
+    ("draft_probs", {"draft_probs": probabilities(), "draft_logits": probabilities()}),
+    ("draft_probs", {"draft_probs": probabilities(rows=2)}),
+    ("draft_logits", {"draft_logits": probabilities(columns=7)}),
+    ("draft_logits", {"draft_logits": probabilities(8, 3).t()}),
+    ("draft_ids", {"draft_ids": torch.tensor([0, 1]).int()}),
+    ("draft_ids", {"draft_ids": torch.tensor([1, 0]).int(), "draft_probs": probabilities(columns=2)}),
+    ("draft_ids", {"draft_ids": torch.tensor([1, 1]).int(), "draft_probs": probabilities(columns=2)}),
+    ("draft_ids", {"draft_ids": torch.tensor([1, 8]).int(), "draft_probs": probabilities(columns=2)}),
+    ("draft_ids", {"draft_ids": torch.tensor([-1, 1]).int(), "draft_probs": probabilities(columns=2)}),
+    ("draft_ids", {"draft_ids": torch.tensor([]).int(), "draft_probs": torch.zeros(3, 0)}),
+    ("draft_probs", {"draft_ids": torch.tensor([0, 1]).int(), "draft_probs": probabilities()}),
+    ("draft_kind", {"draft_kind": torch.tensor([True, False, True])}),
+    ("draft_kind", {"draft_kind": torch.tensor([True, True])}),
+    ("temperature", {"temperature": -1.0}),
+    ("temperature", {"temperature": NAN}),
+    ("temperature", {"temperature": INF}),
+    ("temperature", {"temperature": 1e39}),  # infinite in f32
+    ("temperature", {"temperature": torch.tensor([1.0, NAN])}),
+    ("temperature", {"temperature": torch.tensor([1.0, -0.5])}),
+    ("temperature", {"temperature": torch.tensor([1.0, INF])}),
+    ("temperature", {"temperature": torch.tensor([1.0])}),
+    ("temperature", {"temperature": torch.tensor(1.0)}),
+    ("top_k", {"top_k": torch.tensor([1, 2, 3])}),
+    ("top_p", {"top_p": -0.1}),
+    ("top_p", {"top_p": NAN}),
+    ("top_p", {"top_p": torch.tensor([0.5, -1.0])}),
+    ("min_p", {"min_p": 1.5}),
+    ("min_p", {"min_p": NAN}),
+    ("min_p", {"min_p": torch.tensor([0.5, NAN])}),
+    ("seed", {"seed": None}),
+    ("seed", {"seed": torch.tensor([1])}),
+    ("position", {"position": None}),
+    ("position", {"position": torch.tensor([1, -1])}),
+    ("seed", {"seed": None, "temperature": torch.zeros(2)}),
+    ("max_drafts", {"max_drafts": 1}),
+    ("rule", {"rule": "blocks"}),
+    ("rule", {"rule": None}),
+]
+
+TYPES = [
+    ("target_logits", {"target_logits": [[0.0]]}),
+    ("target_logits", {"target_logits": torch.zeros(5, 8, dtype=torch.float64)}),
+    ("draft_tokens", {"draft_tokens": torch.tensor([1.0, 2.0, 3.0])}),
+    ("draft_tokens", {"draft_tokens": [1, 2, 3]}),
+    ("cu_drafts", {"cu_drafts": torch.tensor([0, 2, 3])}),
+    ("draft_probs", {"draft_probs": probabilities().double()}),
+    ("draft_kind", {"draft_kind": torch.tensor([1, 1, 1])}),
+    ("draft_ids", {"draft_ids": torch.arange(8), "draft_probs": probabilities()}),
+    ("temperature", {"temperature": "hot"}),
+    ("temperature", {"temperature": True}),
+    ("temperature", {"temperature": None}),
+    ("top_k", {"top_k": 1.5}),
+    ("top_k", {"top_k": torch.tensor([1.0, 2.0])}),
+    ("top_p", {"top_p": [0.5, 0.5]}),
+    ("seed", {"seed": 5}),
+    ("seed", {"seed": torch.tensor([1, 2], dtype=torch.int32)}),
+    ("max_drafts", {"max_drafts": 2.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), VALUES, ids=lambda x: x if isinstance(x, str) else "")
+def test_bad_values(name, changes):
+    with pytest.raises(ValueError, match=rf"^{name}: expected .*(got|require grad)"):
+        verify(**changes)
+
+
+@pytest.mark.parametrize(("name", "changes"), TYPES, ids=lambda x: x if isinstance(x, str) else "")
+def test_bad_types(name, changes):
+    with pytest.raises(TypeError, match=rf"^{name}: expected .*got"):
+        verify(**changes)
+
+
+def test_unknown_rule_names_the_known_ones():
+    with pytest.raises(ValueError, match="'token'"):
+        verify(rule="leviathan")
+
+
+@pytest.mark.parametrize("kind", [torch.ones(3, dtype=torch.bool), None])
+def test_point_masses_need_no_rows(kind):
+    assert verify(draft_kind=kind).flags.tolist() == [0, 0]
+
+
+SAMPLE_VALUES = [
+    ("logits", {"logits": torch.zeros(8)}),
+    ("logits", {"logits": torch.zeros(2, 0)}),
+    ("temperature", {"temperature": -0.5}),
+    ("seed", {"seed": None}),
+    ("position", {"position": torch.tensor([-1, 0])}),
+    ("stream", {"stream": 256}),
+    ("stream", {"stream": "plain"}),
+    ("index", {"index": -1}),
+    ("index", {"index": 2**24}),
+    ("index", {"index": torch.tensor([0, -1])}),
+    ("index", {"index": torch.tensor([0])}),
+]
+
+
+@pytest.mark.parametrize(("name", "changes"), SAMPLE_VALUES, ids=lambda x: x if isinstance(x, str) else "")
+def test_bad_values_of_sample(name, changes):
+    arguments = {"logits": torch.zeros(2, 8), **keys(2), **changes}
+    with pytest.raises(ValueError, match=rf"^{name}: expected .*got"):
+        sk.sample(arguments.pop("logits"), **arguments)
+
+
+@pytest.mark.parametrize("index", [1.0, None, True])
+def test_bad_index_type(index):
+    with pytest.raises(TypeError, match=r"^index: expected .*got"):
+        sk.sample(torch.zeros(2, 8), **keys(2), index=index)

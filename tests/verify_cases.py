@@ -1,0 +1,159 @@
+"""What the tests of verify and sample share: backends to run on, requests built from lists, random calls."""
+
+import contextlib
+import itertools
+import random
+
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels import native, registry
+
+ISAS = native.ISA_NAMES[: native.ISA_NAMES.index(native.cpu.machine_isa()) + 1] if native.cpu else ()
+BACKENDS = ["reference", *(f"{isa}-{threads}" for isa in ISAS for threads in (1, 2))]
+FEW_BACKENDS = [*BACKENDS[:2], *BACKENDS[2:][-1:]]  # where every case of a long list runs
+MANY = {"reference": 300}  # how many requests a statistical test can afford
+
+
+@contextlib.contextmanager
+def running(backend):
+    """Everything inside runs on ``reference``, or on the cpu backend as ``isa-threads``."""
+    if backend == "reference":
+        with sk.use_backend("reference"):
+            yield
+        return
+    isa, threads = backend.split("-")
+    before = native.cpu.isa(), torch.get_num_threads()
+    try:
+        native.cpu.set_isa(isa)
+        torch.set_num_threads(int(threads))
+        with sk.use_backend("cpu"):
+            yield
+    finally:
+        native.cpu.set_isa(before[0])
+        torch.set_num_threads(before[1])
+
+
+def logits_of(p):
+    """Logits whose softmax is ``p``; 0 becomes -inf."""
+    return torch.tensor(p, dtype=torch.float64).log().float()
+
+
+def bounds(counts):
+    return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32)
+
+
+def keys(requests, seed=0, position=0):
+    """Seeds that differ per request, and one position for all."""
+    return {
+        "seed": torch.arange(requests, dtype=torch.int64) * 7919 + seed,
+        "position": torch.full((requests,), position, dtype=torch.int64),
+    }
+
+
+def judge(rows, drafts, **options):
+    """verify() of requests given as nested lists: ``rows`` [K_i + 1][V] per request, ``drafts`` [K_i] per request."""
+    target = torch.cat([torch.as_tensor(r, dtype=torch.float32) for r in rows])
+    tokens = torch.tensor([x for d in drafts for x in d], dtype=torch.int64)
+    return sk.verify(target, tokens, bounds(map(len, drafts)), **{**keys(len(rows)), **options})
+
+
+def repeated(n, rows, drafts, *, draft_logits=None, draft_probs=None, seed=0, **options):
+    """The same request ``n`` times, each with its own seed. Rows of draft distributions are repeated, too."""
+    rows = torch.as_tensor(rows, dtype=torch.float32)
+    for name, q in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
+        if q is not None:
+            options[name] = torch.as_tensor(q, dtype=torch.float32).repeat(n, 1)
+    counts = [len(drafts)] * n
+    tokens = torch.tensor(drafts, dtype=torch.int64).repeat(n)
+    return sk.verify(rows.repeat(n, 1), tokens, bounds(counts), **{**keys(n, seed), **options})
+
+
+def emitted(verdict, b=0):
+    return [x for x in verdict.tokens[b].tolist() if x >= 0]
+
+
+def captured(operation, *args, **options):
+    """The operation's result and the normalised arguments that its backend got."""
+    seen = []
+    call = registry.call
+
+    def record(name, device, *arguments):
+        seen.append(arguments)
+        return call(name, device, *arguments)
+
+    registry.call = record
+    try:
+        return operation(*args, **options), seen[0]
+    finally:
+        registry.call = call
+
+
+def same(a, b):
+    """Two verdicts agree: everything exactly, logprobs to rounding."""
+    return (
+        torch.equal(a.tokens, b.tokens)
+        and torch.equal(a.num_accepted, b.num_accepted)
+        and torch.equal(a.flags, b.flags)
+        and (a.logprobs is None or torch.allclose(a.logprobs, b.logprobs, rtol=1e-6, atol=1e-6, equal_nan=True))
+    )
+
+
+def random_call(number):
+    """A call of verify() with everything in it: (target_logits, draft_tokens, cu_drafts, options)."""
+    rng = random.Random(number)
+    generator = torch.Generator().manual_seed(number)
+    requests, vocabulary = rng.choice([1, 1, 2, 3, 5]), rng.choice([1, 2, 5, 63, 64, 65, 200, 1000, 4097])
+    counts = [rng.choice([0, 1, 2, 3, 4]) for _ in range(requests)]
+    drafts, rows = sum(counts), sum(counts) + requests
+    target = torch.randn(rows, vocabulary, generator=generator) * rng.choice([0.3, 1, 3, 10])
+    if rng.random() < 0.3:
+        target = target.round()  # many ties
+    target = _hard(rng, target.to(rng.choice([torch.float32, torch.float16, torch.bfloat16])))
+
+    def parameter(values, dtype):
+        return rng.choice(values) if rng.random() < 0.5 else torch.tensor(rng.choices(values, k=requests), dtype=dtype)
+
+    options = {
+        "temperature": parameter([0.0, 0.3, 0.7, 1.0, 2.0, 1e-6], torch.float32),
+        "top_k": parameter([0, 1, 3, 50, vocabulary], torch.int32),
+        "top_p": parameter([1.0, 0.9, 0.5, 0.1, 0.0], torch.float32),
+        "min_p": parameter([0.0, 0.05, 0.5, 1.0], torch.float32),
+        "seed": torch.randint(-(2**62), 2**62, (requests,), generator=generator),
+        "position": torch.randint(0, 2**40, (requests,), generator=generator),
+        "return_logprobs": rng.random() < 0.5,
+    }
+    bonus = set(bounds([k + 1 for k in counts])[1:].sub(1).tolist())
+    judged = target[[r for r in range(rows) if r not in bonus]].float().nan_to_num(-5, 5, -5)
+    form = rng.choice(["point", "draft_logits", "draft_probs"]) if drafts else "point"
+    tokens = judged.argmax(1) if drafts else torch.zeros(0, dtype=torch.int64)
+    if form != "point":
+        q, ids = _draft_rows(rng, generator, judged), None
+        if rng.random() < 0.4:
+            ids = torch.randperm(vocabulary, generator=generator)[: rng.randint(1, vocabulary)].sort().values
+            q, options["draft_ids"] = q[:, ids], ids.int()
+        chosen = q.softmax(1).multinomial(1, generator=generator)[:, 0]
+        tokens = chosen if ids is None else ids[chosen]
+        q = (q if form == "draft_logits" else q.softmax(1)).to(rng.choice([torch.float32, torch.bfloat16]))
+        options[form] = _hard(rng, q.clone(), (torch.nan, torch.inf, -torch.inf, -0.1))
+        if rng.random() < 0.3:
+            options["draft_kind"] = torch.rand(drafts, generator=generator) < 0.5
+    for i in range(drafts):
+        if rng.random() < 0.15:
+            tokens[i] = rng.choice([-1, rng.randrange(vocabulary)])
+    return target, tokens, bounds(counts), options
+
+
+def _hard(rng, x, values=(torch.nan, torch.inf, -torch.inf)):
+    if len(x) and rng.random() < 0.25:
+        for _ in range(rng.choice([1, 5])):
+            x[rng.randrange(x.shape[0]), rng.randrange(x.shape[1])] = rng.choice(values)
+    if len(x) and rng.random() < 0.08:
+        x[rng.randrange(x.shape[0])] = rng.choice(values)
+    return x
+
+
+def _draft_rows(rng, generator, target):
+    """Logits near the target's, so that drafts are accepted often, and refused with a residual."""
+    noise = torch.randn(target.shape, generator=generator)
+    return (target + noise * rng.choice([0.001, 0.5, 2.0])).clamp(-30, 30)
