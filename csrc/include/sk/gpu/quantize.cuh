@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kQuantizeThreads, 2) quantize_kernel(const Qua
   const bool symmetric = a.zero_point.data == nullptr;
   const int64_t stride = static_cast<int64_t>(Team::size()) * kPack;  // between the packs of a thread
   for (int64_t unit = Team::first(); unit < a.shape.rows * groups; unit += Team::step()) {
-    const int64_t r = unit / groups, g = unit % groups;
+    const int64_t r = groups == 1 ? unit : unit / groups, g = unit - r * groups;  // a 64-bit division is long
     const T* x = static_cast<const T*>(a.x) + r * a.x_stride + g * n;
     int8_t* q = a.q + r * a.q_stride + g * n;
     const bool whole_x = aligned<Pack<T, kPack>>(x), whole_q = aligned<Pack<int8_t, kPack>>(q);
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kQuantizeThreads, 2) dequantize_kernel(const D
   const int64_t groups = a.shape.groups, n = a.shape.width;
   const int64_t stride = static_cast<int64_t>(Team::size()) * kPack;
   for (int64_t unit = Team::first(); unit < a.shape.rows * groups; unit += Team::step()) {
-    const int64_t r = unit / groups, g = unit % groups;
+    const int64_t r = groups == 1 ? unit : unit / groups, g = unit - r * groups;  // a 64-bit division is long
     const int8_t* q = a.q + r * a.q_stride + g * n;
     T* out = static_cast<T*>(a.out) + r * a.out_stride + g * n;
     const bool whole_q = aligned<Pack<int8_t, kPack>>(q), whole_out = aligned<Pack<T, kPack>>(out);
