@@ -1,0 +1,85 @@
+"""The thread pool: torch's own setting rules, callers from several Python threads don't disturb each other, forks work."""
+
+import os
+import threading
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels import native
+
+if native.cpu is None:
+    pytest.skip(f"no compiled CPU module: {native.cpu_reason}", allow_module_level=True)
+
+
+def work(seed):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(300, 512, generator=g)
+    weight = sk.pack_int8(torch.randn(1024, 512, generator=g), group_size=64)
+    logits = torch.randn(5, 50_000, generator=g)
+    drafts = logits.argmax(1)[:4]
+    return lambda: (
+        sk.quantize_int8(x)[0],
+        sk.linear_int8(x[:9], weight),
+        sk.verify(logits, drafts, torch.tensor([0, 4], dtype=torch.int32), temperature=0).tokens,
+    )
+
+
+def same(a, b):
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_several_python_threads_at_once():
+    tasks = [work(seed) for seed in range(4)]
+    expected = [task() for task in tasks]
+    failures, barrier = [], threading.Barrier(len(tasks))
+
+    def loop(i):
+        barrier.wait()
+        for _ in range(40):
+            if not same(tasks[i](), expected[i]):
+                failures.append(i)
+
+    threads = [threading.Thread(target=loop, args=(i,)) for i in range(len(tasks))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads), "a caller hangs"
+    assert not failures
+
+
+def test_thread_count_follows_torch_and_changes_nothing():
+    task, before = work(0), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = task()
+        for threads in (2, 3, 7):
+            torch.set_num_threads(threads)
+            assert same(task(), one)
+        assert 1 <= native.cpu.pool_workers() <= max(7, before) - 1
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_has_a_pool_of_its_own():
+    # Only results that are small enough for torch to compare them without its own pool, which does not survive a fork.
+    whole = work(1)
+    task = lambda: whole()[1:]
+    expected = task()  # the parent's workers exist now, the child will not have them
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if same(task(), expected) else 1)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        threading.Event().wait(0.1)
+    else:
+        os.kill(child, 9)
+        pytest.fail("the child hangs")
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert same(task(), expected)
