@@ -1,4 +1,4 @@
-"""The thread pool: torch's own setting rules, callers from several Python threads don't disturb each other, forks work."""
+"""The thread pool: torch's own setting rules, callers in several Python threads are independent, forks work."""
 
 import os
 import threading
