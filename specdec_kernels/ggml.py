@@ -50,12 +50,10 @@ def dequantize_ggml(blocks, kind, *, out=None):
     if out is None:
         out = torch.empty(shape, dtype=torch.float32, device=blocks.device)
     else:
-        validate.tensor("out", out, (torch.float32,), device=blocks.device)
-        validate.shape("out", out, shape)
-        validate.rows("out", out)
-        validate.no_overlap("out", out, "blocks", blocks)
+        validate.output("out", out, torch.float32, shape, blocks.device)
+        validate.disjoint({"out": out}, {"blocks": blocks})
     if out.numel():
-        registry.call("dequantize_ggml", blocks.device.type, _matrix("blocks", blocks), kind, _matrix("out", out))
+        registry.call("dequantize_ggml", validate.device_type(blocks), _matrix("blocks", blocks), kind, _matrix("out", out))
     return out
 
 

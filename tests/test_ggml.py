@@ -6,6 +6,7 @@ import torch
 from gguf import GGMLQuantizationType, dequantize
 
 import specdec_kernels as sk
+from guard import guarded, guarded_like
 from specdec_kernels.ggml import BLOCKS
 
 BACKENDS = ("reference", "cpu")
@@ -163,6 +164,16 @@ def test_bad_arguments(arguments, error, words):
 def test_bad_out(out, error, words):
     with pytest.raises(error, match=words):
         sk.dequantize_ggml(torch.zeros(20, dtype=torch.uint8), "Q4_1", out=out)
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_touches_no_other_memory(kind, at):
+    blocks = guarded_like(random_blocks(kind, 3, 3), at=at)
+    out = guarded((3, 3 * BLOCKS[kind][0]), torch.float32, at=at)
+    with usable("cpu"):
+        sk.dequantize_ggml(blocks, kind, out=out)
+    assert_same_bits(out, oracle(blocks, kind))
 
 
 def test_can_be_recorded():
