@@ -53,7 +53,8 @@ def dequantize_ggml(blocks, kind, *, out=None):
         validate.output("out", out, torch.float32, shape, blocks.device)
         validate.disjoint({"out": out}, {"blocks": blocks})
     if out.numel():
-        registry.call("dequantize_ggml", validate.device_type(blocks), _matrix("blocks", blocks), kind, _matrix("out", out))
+        device = validate.device_type(blocks)
+        registry.call("dequantize_ggml", device, _matrix("blocks", blocks), kind, _matrix("out", out))
     return out
 
 
