@@ -7,7 +7,10 @@ text where it is, exit code 130. torch is imported by the thread that loads the 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
+import threading
 from typing import Annotated, Optional
 
 import typer
@@ -230,17 +233,15 @@ class _interrupts:
         self.cancel = cancel
 
     def __enter__(self):
-        import signal
+        self.before = signal.getsignal(signal.SIGINT)
+        if self.before is signal.default_int_handler:  # not where someone chose to ignore it
+            signal.signal(signal.SIGINT, self._first)
 
-        def handler(*_):
-            signal.signal(signal.SIGINT, self.before)
-            self.cancel()
-
-        self.before = signal.signal(signal.SIGINT, handler)
+    def _first(self, *_):
+        signal.signal(signal.SIGINT, self.before)
+        self.cancel()
 
     def __exit__(self, *_):
-        import signal
-
         signal.signal(signal.SIGINT, self.before)
 
 
@@ -249,7 +250,11 @@ def main(arguments=None) -> None:
     for out in (sys.stdout, sys.stderr):
         if hasattr(out, "reconfigure"):
             out.reconfigure(errors="replace")
-    sys.exit(run(arguments))
+    code = run(arguments)
+    if threading.active_count() > 1:  # still loading, perhaps inside C++, where the interpreter's end would abort it
+        sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def run(arguments=None) -> int:
@@ -257,8 +262,6 @@ def run(arguments=None) -> int:
     command = typer.main.get_command(app)
     try:
         return command.main(arguments, prog_name="specloop", standalone_mode=False) or 0
-    except BrokenPipeError:
-        return _broken_pipe()
     except (SpecloopError, OSError, MemoryError) as error:
         return _fail(str(error) or type(error).__name__)
     except KeyboardInterrupt:
@@ -277,11 +280,3 @@ def _fail(message) -> int:
     _progress(None, 1.0)
     print("specloop: " + " ".join(message.split()), file=sys.stderr)
     return 2
-
-
-def _broken_pipe() -> int:
-    """The reader of our output went away: no error, but nothing more to say, either."""
-    import os
-
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
