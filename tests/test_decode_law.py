@@ -135,7 +135,7 @@ def test_faults_are_found_by_enumeration(monkeypatch, fault):
     assert distance(found, wanted(1.0)) > 1e-3
 
 
-SEEDS = 4000
+SEEDS = 2000
 
 
 def p_value(draft, controller, temperature):
