@@ -242,11 +242,21 @@ def test_every_truncation_is_refused(save):
 def test_too_many_values_and_too_large_a_header(save, monkeypatch):
     entries = [gb.entry(f"k{i}", 9, gb.u32(0) + gb.u64(60) + bytes(60)) for i in range(2)]
     monkeypatch.setattr(reader_module, "MAX_VALUES", 100)
-    with pytest.raises(FormatError, match="'k1': more than 100 array elements"):
+    with pytest.raises(FormatError, match="'k1': 60 array elements are more than the 40"):
         GGUF.open(save(gb.file(entries)))
     monkeypatch.setattr(reader_module, "MAX_HEADER", 100)
     with pytest.raises(FormatError, match=r"'k0': needs 60 bytes .* beyond 100 bytes is refused"):
         GGUF.open(save(gb.file(entries)))
+
+
+def test_too_many_entries(save, monkeypatch):
+    monkeypatch.setattr(reader_module, "MAX_ENTRIES", 2)
+    entries = [gb.entry(f"k{i}", 0, b"x") for i in range(3)]
+    with pytest.raises(FormatError, match="3 metadata entries are more than the 2"):
+        GGUF.open(save(gb.file(entries)))
+    tensors = [gb.tensor(f"t{i}", [1], 0, 0) for i in range(3)]
+    with pytest.raises(FormatError, match="3 tensor descriptions are more than the 2"):
+        GGUF.open(save(gb.file([], tensors, bytes(32))))
 
 
 def test_cut_while_open(save):

@@ -22,6 +22,7 @@ from ..errors import FormatError, ModelError, show
 
 MAX_HEADER = 128 << 20  # bytes of metadata and tensor descriptions
 MAX_VALUES = 1 << 22  # array elements in all of the metadata; the largest vocabularies need a third of it
+MAX_ENTRIES = 1 << 17  # metadata entries, and tensors
 MAX_NESTING = 4  # arrays of arrays
 MAX_DIMS = 4
 PIECE = 1 << 20  # bytes of blocks that read() holds at a time
@@ -199,11 +200,13 @@ class _Header:
                 raise self.error("the file was cut while it was being read")
             self.data += piece
 
-    def check_count(self, count, smallest, things):
-        """Refuses a count of things that could not fit into the rest of the file."""
+    def check_count(self, count, smallest, things, limit):
+        """Refuses a count of things that could not fit into the rest of the file, or that is absurd."""
         if count * smallest > self.size - self.at:
             left = self.size - self.at
             raise self.error(f"{count} {things} can't fit into the {left} bytes that are left in the file")
+        if count > limit:
+            raise self.error(f"{count} {things} are more than the {limit} that this reader takes")
 
     def numbers(self, letter, count=1):
         form = f"<{count}{letter}"
@@ -250,7 +253,7 @@ class _Header:
         return version, *self.numbers("Q", 2)
 
     def metadata(self, count):
-        self.check_count(count, 8 + 4 + 1, "metadata entries")
+        self.check_count(count, 8 + 4 + 1, "metadata entries", MAX_ENTRIES)
         metadata = {}
         for index in range(count):
             self.what = f"metadata entry {index}"
@@ -278,10 +281,8 @@ class _Header:
         (count,) = self.numbers("Q")
         if code not in _SMALLEST:
             raise self.error(f"unknown array element type {code}")
-        self.check_count(count, _SMALLEST[code], "array elements")
+        self.check_count(count, _SMALLEST[code], "array elements", self.values_left)
         self.values_left -= count
-        if self.values_left < 0:
-            raise self.error(f"more than {MAX_VALUES} array elements in the metadata")
         if code == _STRING:
             return self.strings(count)
         if code == _ARRAY:
@@ -298,7 +299,7 @@ class _Header:
         self.what = "tensors"
         if type(alignment) is not int or alignment <= 0 or alignment & (alignment - 1):
             raise self.error(f"general.alignment: expected a power of two, got {show(alignment)}")
-        self.check_count(count, 8 + 1 + 4 + 8 + 4 + 8, "tensor descriptions")
+        self.check_count(count, 8 + 4 + 8 + 4 + 8, "tensor descriptions", MAX_ENTRIES)
         tensors = {}
         for index in range(count):
             self.what = f"tensor {index}"
