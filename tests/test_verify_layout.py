@@ -149,3 +149,19 @@ def test_long_rows_split_over_threads(backend):
         got = judge([rows], [drafts[:2]], **options)
         with running("reference"):
             assert same(got, judge([rows], [drafts[:2]], **options))
+
+
+def test_flushing_of_subnormals_by_the_caller_changes_nothing(backend):
+    """torch.set_flush_denormal(True) would make all of these logits equal."""
+    if backend == "reference":
+        return  # torch's own arithmetic obeys the switch
+    rows = torch.arange(1, 101) * 1e-41
+    options = {"temperature": torch.tensor([0.0, 1e-40]), **keys(2)}
+    expected = sk.sample(rows.expand(2, 100), **options)
+    assert expected[0] == 99
+    if not torch.set_flush_denormal(True):
+        return  # the processor has no such switch
+    try:
+        assert torch.equal(sk.sample(rows.expand(2, 100), **options), expected)
+    finally:
+        torch.set_flush_denormal(False)

@@ -7,6 +7,7 @@
 #include <functional>
 #include <utility>
 
+#include "cpu/float_mode.h"
 #include "cpu/threads.h"
 #include "sk/accept.h"
 
@@ -14,7 +15,7 @@ namespace sk {
 namespace {
 
 constexpr int64_t kScanBlock = 2048;  // ids per maximum when only the argmax is wanted
-constexpr double kNegligible = -46.0;  // exp of it times 64 is 7e-19
+constexpr double kNegligible = -30.0;  // 10^6 weights of e^-30 are 1e-7 of the total
 
 // out[b] = largest entry of block b, the last block may be short; returns whether a NaN was met.
 bool block_tops(const Source& x, int64_t block, float* out, int threads) {
@@ -22,6 +23,7 @@ bool block_tops(const Source& x, int64_t block, float* out, int threads) {
   const int64_t full = x.size / block;
   std::atomic<bool> nan{false};
   parallel_for(threads, full, 32768 / block, [&](int64_t begin, int64_t end) {
+    const IeeeMode mode;
     if (kernels.max_blocks(x.at(begin * block), end - begin, block, out + begin)) nan = true;
   });
   if (full * block == x.size) return nan;
@@ -159,18 +161,38 @@ void Row::keep(const Prefix& prefix) {
 
 void Row::masses(int threads) {
   mass_.resize(top_.size());
-  parallel_for(threads, groups(), 128, [&](int64_t begin, int64_t end) {
-    double w[kGroup];
-    for (int64_t g = begin; g < end; ++g) {
-      const double log_bound = (static_cast<double>(top_[g]) - max_) * inv_t_;
-      if (top_[g] < cut_ || log_bound < log_least_)
-        mass_[g] = 0.0;
-      else
-        mass_[g] = log_bound < kNegligible ? -1.0 : group(g, w);
+  // The fast way: whole groups, no min-p (whose bound is a comparison on exact weights), a usual temperature. Ids at the
+  // cut end with last_: up to its group they count, beyond it they don't.
+  const bool fast = point_ < 0 && least_ == 0.0 && inv_t_ > 1e-30 && inv_t_ < 1e30;
+  const int64_t boundary = last_ / kGroup, whole = source_.size / kGroup;
+  const float negligible = static_cast<float>(std::max(max_ + kNegligible / inv_t_, static_cast<double>(-FLT_MAX)));
+  const MassParameters before{max_, static_cast<float>(inv_t_), cut_, negligible};
+  const MassParameters after{max_, static_cast<float>(inv_t_), std::nextafter(cut_, INFINITY), negligible};
+  const RowKernels& kernels = row_kernels(source_.dtype);
+  parallel_for(threads, groups(), 256, [&](int64_t begin, int64_t end) {
+    const IeeeMode mode;
+    const auto run = [&](int64_t first, int64_t stop, const MassParameters& parameters) {
+      first = std::max(first, begin);
+      stop = std::min(stop, end);
+      if (first >= stop) return;
+      kernels.masses(source_.at(first * kGroup), stop - first, &top_[first], parameters, &mass_[first]);
+    };
+    if (fast) {
+      run(0, std::min(boundary, whole), before);
+      run(boundary + 1, whole, after);
     }
+    for (int64_t g = begin; g < end; ++g)
+      if (!fast || g == boundary || g >= whole) mass_[g] = mass_of(g);
   });
   total_ = 0.0;
   for (const double m : mass_) total_ += std::max(m, 0.0);
+}
+
+double Row::mass_of(int64_t g) const {
+  const double log_bound = (static_cast<double>(top_[g]) - max_) * inv_t_;
+  if (top_[g] < cut_ || log_bound < log_least_) return 0.0;
+  double w[kGroup];
+  return log_bound < kNegligible ? -1.0 : group(g, w);
 }
 
 double Row::bound(int64_t g) const { return kGroup * exp_one((static_cast<double>(top_[g]) - max_) * inv_t_); }

@@ -3,7 +3,7 @@
 // With w = exp((l - max)/T) every filter is a threshold: top-k and top-p keep a prefix of the order (logit descending,
 // id ascending), so the support is (cut, last id kept at the cut) and w >= min_p. Nothing of the size of the vocabulary
 // is stored; per 64 ids there are the largest logit and the mass. Groups whose mass cannot matter to the total
-// (below e^-46 of the largest weight) are evaluated only when a draw asks for them.
+// (largest weight below e^-30) are evaluated only when a draw asks for them.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -56,6 +56,7 @@ class Row {
 
   void load(int64_t g, float* l) const;
   void masses(int threads);
+  double mass_of(int64_t g) const;
   void keep(const Prefix& prefix);
   Prefix select(double need, bool by_mass, float floor) const;
   int64_t nth_equal(float value, int64_t n) const;

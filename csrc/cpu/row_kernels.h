@@ -6,12 +6,22 @@
 
 namespace sk {
 
+struct MassParameters {
+  float max, inv_t;
+  float cut;         // entries below have no weight
+  float negligible;  // groups whose largest entry is below are not evaluated
+};
+
 struct RowKernels {
   // out[b] = largest entry of the b-th block of `block` entries (a multiple of 64), NaN ignored, -inf if there is none.
   // Returns whether a NaN was met.
   bool (*max_blocks)(const void* row, int64_t blocks, int64_t block, float* out);
   // 64 entries as f32, NaN as -inf.
   void (*load64)(const void* group, float* out);
+  // out[g] = sum of exp((l - max) * inv_t) over the entries l >= cut of group g, given the groups' largest entries;
+  // 0 without such an entry, -1 where it was not evaluated. In float arithmetic: to a few 1e-6 where the largest weight
+  // of the group is e^-30, to some 1e-7 where it is near 1.
+  void (*masses)(const void* row, int64_t groups, const float* top, const MassParameters& parameters, double* out);
 };
 const RowKernels& row_kernels(Dtype dtype);
 

@@ -56,6 +56,51 @@ void load64(const void* group, float* out) {
   }
 }
 
+// exp(x) for x <= 0 to 2e-7, in the way of exp64.h with the coefficients of Cephes expf; below -87 it stays at exp(-87).
+inline void exp_floats(Floats& x) {
+  x = x > -87.0f ? x : Floats{} - 87.0f;
+  const Floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23
+  const Floats n = shifted - 12582912.0f;
+  const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (p * r) * r + (r + 1.0f);
+  Words exponent, bits;
+  memcpy(&exponent, &shifted, sizeof exponent);
+  memcpy(&bits, &p, sizeof bits);
+  bits += exponent << 23;
+  memcpy(&x, &bits, sizeof x);
+}
+
+template <class T>
+void masses(const void* row, int64_t groups, const float* top, const MassParameters& m, double* out) {
+  constexpr int kSums = 16 / kFloats;
+  const T* x = static_cast<const T*>(row);
+  for (int64_t g = 0; g < groups; ++g, x += kGroup) {
+    if (top[g] < m.cut || top[g] < m.negligible) {
+      out[g] = top[g] < m.cut ? 0.0 : -1.0;
+      continue;
+    }
+    Floats sum[kSums] = {};
+    for (int i = 0; i < kGroup; i += 16)
+      for (int j = 0; j < kSums; ++j) {
+        Floats v;
+        load(x + i + kFloats * j, v);
+        Floats e = (v - m.max) * m.inv_t;
+        exp_floats(e);
+        sum[j] += v >= m.cut ? e : Floats{};  // a NaN is not
+      }
+    float lane[16];
+    memcpy(lane, sum, sizeof lane);
+    double pair[8];
+    for (int j = 0; j < 8; ++j) pair[j] = static_cast<double>(lane[j]) + lane[j + 8];
+    out[g] = ((pair[0] + pair[4]) + (pair[2] + pair[6])) + ((pair[1] + pair[5]) + (pair[3] + pair[7]));
+  }
+}
+
 double exp64(const float* l, double max, double inv_t, float cut, double least, double* w) {
   constexpr int kSums = 8 / kDoubles;
   Doubles sum[kSums] = {};

@@ -10,6 +10,7 @@
 
 #include "cpu/draft_row.h"
 #include "cpu/draw.h"
+#include "cpu/float_mode.h"
 #include "cpu/threads.h"
 #include "sk/accept.h"
 
@@ -43,6 +44,7 @@ class Residual final : public Weights {
       return;
     }
     parallel_for(threads, p.groups(), 128, [&](int64_t begin, int64_t end) {
+      const IeeeMode mode;
       double w[kGroup];
       for (int64_t g = begin; g < end; ++g)
         if (mass_[g] > 0) mass_[g] = group(g, w);
@@ -196,10 +198,12 @@ template <class F>
 void over_requests(int threads, int64_t requests, int64_t vocabulary, F&& one) {
   if (vocabulary * requests < kInlineIds) threads = 1;
   if (requests < threads) {
+    const IeeeMode mode;
     for (int64_t b = 0; b < requests; ++b) one(b, threads);
     return;
   }
   parallel_for(threads, requests, std::max<int64_t>(1, kInlineIds / vocabulary), [&](int64_t begin, int64_t end) {
+    const IeeeMode mode;
     for (int64_t b = begin; b < end; ++b) one(b, 1);
   });
 }
