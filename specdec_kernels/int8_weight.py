@@ -13,7 +13,7 @@ groups, 16]. The layout is the same for every instruction set and for the refere
 import torch
 
 from . import registry
-from .validate import FLOATS, output_rows, rows, shape, tensor
+from .validate import FLOATS, output, rows, shape, tensor
 
 LAYOUT, VERSION = "i8-panel16x4", 1
 PANEL, STEP = 16, 4
@@ -107,8 +107,7 @@ class Int8Weight:
         if out is None:
             out = torch.empty(ids.shape[0], self.k, dtype=torch.float32, device=self.device)
         else:
-            shape("out", tensor("out", out, (torch.float32,), 2, self.device), (ids.shape[0], self.k))
-            output_rows("out", out)
+            output("out", out, torch.float32, (ids.shape[0], self.k), self.device)
         registry.call("rows_int8", self.device_type, ids, self, out)
         return out
 

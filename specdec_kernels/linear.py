@@ -10,7 +10,7 @@ import torch
 
 from . import registry
 from .int8_weight import Int8Weight, pack_int8
-from .validate import FLOATS, no_overlap, output_rows, rows, shape, tensor
+from .validate import FLOATS, no_overlap, output, rows, shape, tensor
 
 __all__ = ["Int8Weight", "linear_f32", "linear_int8", "pack_int8"]
 
@@ -105,10 +105,8 @@ def _output(out, x, lead, n, dtype):
     if out is None:
         out = torch.empty((m, n), dtype=dtype, device=x.device)
         return (out if lead is None else out.view(*lead, n)), out
-    wanted = (m, n) if lead is None else (*lead, n)
-    if tensor("out", out, (dtype,), None, x.device).shape != wanted:
-        raise ValueError(f"out: expected shape {list(wanted)}, got {list(out.shape)}")
-    if not (output_rows("out", out).is_contiguous() and x.is_contiguous() and _apart(out, x)):
+    output("out", out, dtype, (m, n) if lead is None else (*lead, n), x.device)
+    if not (out.is_contiguous() and x.is_contiguous() and _apart(out, x)):
         no_overlap("out", out, "x", x)
     return out, (out if lead is None else out.view(m, n))
 

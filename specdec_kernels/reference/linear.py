@@ -41,7 +41,8 @@ def rows_int8(ids, weight, out):
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.n:
         raise ValueError(f"ids: expected row numbers in 0..{weight.n - 1}, got {ids.tolist()}")
     panel, lane = ids // PANEL, ids % PANEL
-    q = (weight.codes[panel, :, lane] ^ 128).view(torch.int8).reshape(ids.shape[0], weight.groups, -1)
+    padded = -(-weight.group_size // STEP) * STEP
+    q = (weight.codes[panel, :, lane] ^ 128).view(torch.int8).reshape(ids.shape[0], weight.groups, padded)
     out.copy_((q[:, :, : weight.group_size] * weight.scale[panel, :, lane].unsqueeze(-1)).flatten(1))
 
 
