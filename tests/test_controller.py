@@ -115,7 +115,7 @@ def test_off_reason():
     auto = Auto(CHEAP)
     feed(auto, 0.0, 100)
     assert auto.off_reason().startswith("drafting does not pay")
-    assert Fixed(0).off_reason() == "k is 0" and Fixed(2).off_reason() is None
+    assert Fixed(0).off_reason() == "no draft" and Fixed(2).off_reason() is None
 
 
 def test_a_dear_draft_is_not_used():
@@ -172,8 +172,8 @@ def test_rounds_that_were_cut_teach_nothing():
 class Sleepy:
     """A pass over n rows takes n milliseconds, except that some take a spike more."""
 
-    def __init__(self, spikes=()):
-        self.calls, self.spikes, self.vocab_size = 0, spikes, 4
+    def __init__(self, spikes=(), context=64):
+        self.calls, self.spikes, self.vocab_size, self.context = 0, spikes, 4, context
 
     def new_cache(self, capacity):
         from scripted import ScriptedCache
@@ -194,6 +194,11 @@ def test_costs_are_measured_within_the_budget():
     assert time.perf_counter() - start < 0.6
     assert len(costs) == 9 and costs == sorted(costs)
     assert 4 < costs[8] / costs[0] < 12
+
+
+def test_a_context_of_a_few_tokens():
+    costs = measure_costs(Sleepy(context=3), budget=0.0)
+    assert len(costs) == 3 and Auto(costs).choose((9, 8)) <= 2
 
 
 def test_a_spike_is_not_a_cost():

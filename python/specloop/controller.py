@@ -69,7 +69,7 @@ class Fixed:
         pass
 
     def off_reason(self) -> str | None:
-        return None if self.k else "k is 0"
+        return None if self.k else "no draft"
 
 
 class Auto:
@@ -133,8 +133,9 @@ class Auto:
         return f"drafting does not pay: {self.last_best:.2f}x expected at the measured acceptance and cost"
 
 
-def measure_costs(model, rows: int = K_MAX + 1, budget: float = 0.3) -> list[float]:
-    """Seconds of a pass over 1..``rows`` rows: the least of a few sweeps, made monotone; takes about ``budget``."""
+def measure_costs(model, rows: int = K_MAX + 1, budget: float = 0.2) -> list[float]:
+    """Seconds of a pass over 1..``rows`` rows: the least of two sweeps or more, made monotone."""
+    rows = min(rows, model.context)
     cache = model.new_cache(rows)
     least = [float("inf")] * rows
     deadline = time.perf_counter() + budget

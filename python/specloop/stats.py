@@ -44,7 +44,7 @@ class Speculation:
         """The request is over: what the draft took, and why it does not draft (any more), if so."""
         self.faults = list(draft.faults)
         if draft.draft is None:
-            self.off_reason = "no draft"
+            self.off_reason = controller.off_reason()
             return
         self.draft_seconds = draft.seconds if self.rounds else None
         self.off_reason = draft.off_reason or controller.off_reason()
