@@ -19,7 +19,6 @@ def test_every_operation(sanitized):
 @pytest.mark.slow
 @pytest.mark.parametrize("file", FILES)
 def test_a_family_s_own_tests(sanitized, file):
-    done = sanitized(
-        ["-m", "pytest", "-q", "-p", "no:cacheprovider", f"--rootdir={TESTS.parent}", TESTS / file], timeout=1800
-    )
+    options = ["-q", "-s", "-p", "no:cacheprovider", f"--rootdir={TESTS.parent}"]  # -s: the report must not be captured
+    done = sanitized(["-m", "pytest", *options, TESTS / file], timeout=1800)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-6000:]
