@@ -12,11 +12,15 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from typing import Annotated, Optional
 
 import typer
 
 from .errors import OptionError, SpecloopError
+
+# torch says so where NumPy is not installed; nothing here uses it.
+warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
 
 app = typer.Typer(
     add_completion=False,
