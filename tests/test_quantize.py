@@ -48,12 +48,12 @@ def test_rounds_and_does_not_truncate(backend):
 
 
 def test_one_division_and_no_reciprocal(backend):
-    # Values next to ties; numpy divides in IEEE f32. Multiplying by 1/scale gives other codes for many of them.
-    x = randn(64, 255, seed=1).numpy()
-    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
-    x[:, 1:] = scale * (np.arange(254, dtype=np.float32) - np.float32(126.5))
-    x[:, 0] = scale[:, 0] * np.float32(127)
-    scale = np.abs(x).max(1, keepdims=True) / np.float32(127)
+    # Values on and next to ties; numpy divides in IEEE f32. Multiplying by 1/scale gives other codes for many of them.
+    amax = np.abs(randn(64, 1, seed=1).numpy()) + np.float32(0.1)
+    scale = amax / np.float32(127)
+    ties = (np.arange(-127, 127, dtype=np.float32) + np.float32(0.5)) * scale
+    x = np.concatenate([amax, *(ties * np.float32(1 + ulps * 2.0**-23) for ulps in (-3, -2, -1, 0, 1, 2, 3, 400))], 1)
+    x = np.clip(x, -amax, amax)
     want = np.rint(x / scale).astype(np.int8)
     q, s = sk.quantize_int8(torch.from_numpy(x))
     assert np.array_equal(s.numpy(), scale) and np.array_equal(q.numpy(), want)

@@ -1,8 +1,8 @@
 // quantize_int8: floats to int8 codes with one scale (and zero point) per group of a row. Formula: sk/quantize.h.
 //
 // A group is read twice, once for its range and once for its codes; the second reading comes from the cache. Ranges are
-// found with integer maxima on the bit patterns, which can't lose a NaN. Codes cost one IEEE division per value: at
-// that the kernel still runs at memory speed.
+// found with integer maxima on the bit patterns, which can't lose a NaN. Codes cost one IEEE division per value, or in the
+// AVX2 region a multiplication that is proved to give the same code (codes_by_reciprocal.inc).
 #include "cpu/quantize.h"
 
 #include "cpu/float_mode.h"
@@ -14,8 +14,10 @@ namespace {
 
 namespace scalar {
 #define SK_F16C 0
+#define SK_RECIPROCAL 0
 #include "cpu/convert.inc"
 #include "cpu/quantize_group.inc"
+#undef SK_RECIPROCAL
 #undef SK_F16C
 }  // namespace scalar
 
@@ -23,14 +25,18 @@ namespace scalar {
 #define SK_F16C 1
 namespace avx2 {
 SK_TARGET_AVX2_BEGIN
+#define SK_RECIPROCAL 1
 #include "cpu/convert.inc"
 #include "cpu/quantize_group.inc"
+#undef SK_RECIPROCAL
 SK_TARGET_END
 }  // namespace avx2
 namespace avx512 {
 SK_TARGET_AVX512_BEGIN
+#define SK_RECIPROCAL 0
 #include "cpu/convert.inc"
 #include "cpu/quantize_group.inc"
+#undef SK_RECIPROCAL
 SK_TARGET_END
 }  // namespace avx512
 #undef SK_F16C
