@@ -121,49 +121,58 @@ sk::RowBlock row_block(int type, uintptr_t data, int64_t rows, int64_t stride, u
                        int64_t scale_groups) {
   require(type >= 0 && type <= 3 && rows >= 0, "rows: bad type or count");
   require(type != 3 || rows == 0 || scale != 0, "rows: codes without scales");
-  return {static_cast<sk::RowType>(type), pointer<void>(data), rows, stride, pointer<float>(scale), scale_stride, scale_groups};
+  return {static_cast<sk::RowType>(type), pointer<void>(data), rows,        stride,
+          pointer<float>(scale),          scale_stride,        scale_groups};
 }
 
 void bind_linear(py::module_& m) {
-  m.def("read_bytes", [](uintptr_t data, int64_t n, int threads) { return sk::read_bytes(pointer<void>(data), n, threads); },
-        release_gil());
-  m.def("pack_int8",
-        [](int type, uintptr_t data, int64_t rows, int64_t stride, uintptr_t row_scale, int64_t scale_stride, int64_t scale_groups,
-           int64_t start, int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale, int threads) {
-          require(start >= 0 && start % sk::kPanelRows == 0 && start + rows <= n, "pack_int8: rows outside the matrix");
-          sk::pack_int8(row_block(type, data, rows, stride, row_scale, scale_stride, scale_groups), start,
-                        int8_matrix(n, k, group, codes, scale), threads);
-        },
-        release_gil());
-  m.def("rows_int8",
-        [](int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale, uintptr_t ids, int64_t count, uintptr_t out,
-           int64_t out_stride, int threads) {
-          const int64_t* id = pointer<int64_t>(ids);
-          for (int64_t i = 0; i < count; ++i)
-            if (id[i] < 0 || id[i] >= n)
-              throw std::invalid_argument("ids: expected row numbers in 0.." + std::to_string(n - 1) + ", got " +
-                                          std::to_string(id[i]));
-          sk::rows_int8(int8_matrix(n, k, group, codes, scale), id, count, pointer<float>(out), out_stride, threads);
-        },
-        release_gil());
-  m.def("linear_int8",
-        [](int type, uintptr_t x, int64_t rows, int64_t stride, uintptr_t x_scale, int64_t scale_stride, int64_t scale_groups,
-           int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale, uintptr_t bias, int bias_type, uintptr_t out,
-           int out_type, int64_t out_stride, int threads) {
-          require(bias_type >= 0 && bias_type <= 2 && out_type >= 0 && out_type <= 2, "linear_int8: bad dtype");
-          sk::linear_int8(row_block(type, x, rows, stride, x_scale, scale_stride, scale_groups),
-                          int8_matrix(n, k, group, codes, scale), {pointer<void>(bias), static_cast<sk::Dtype>(bias_type)},
-                          {pointer<void>(out), static_cast<sk::Dtype>(out_type), out_stride}, threads);
-        },
-        release_gil());
-  m.def("linear_f32",
-        [](uintptr_t x, int64_t rows, int64_t stride, uintptr_t w, int64_t n, int64_t w_stride, int64_t k, uintptr_t out,
-           int64_t out_stride, int threads) {
-          require(rows >= 0 && n >= 0 && k >= 0, "linear_f32: bad shape");
-          sk::linear_f32({pointer<float>(x), rows, stride}, {pointer<float>(w), n, w_stride}, k, pointer<float>(out), out_stride,
-                         threads);
-        },
-        release_gil());
+  m.def(
+      "read_bytes",
+      [](uintptr_t data, int64_t n, int threads) { return sk::read_bytes(pointer<void>(data), n, threads); },
+      release_gil());
+  m.def(
+      "pack_int8",
+      [](int type, uintptr_t data, int64_t rows, int64_t stride, uintptr_t row_scale, int64_t scale_stride,
+         int64_t scale_groups, int64_t start, int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale,
+         int threads) {
+        require(start >= 0 && start % sk::kPanelRows == 0 && start + rows <= n, "pack_int8: rows outside the matrix");
+        sk::pack_int8(row_block(type, data, rows, stride, row_scale, scale_stride, scale_groups), start,
+                      int8_matrix(n, k, group, codes, scale), threads);
+      },
+      release_gil());
+  m.def(
+      "rows_int8",
+      [](int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale, uintptr_t ids, int64_t count,
+         uintptr_t out, int64_t out_stride, int threads) {
+        const int64_t* id = pointer<int64_t>(ids);
+        for (int64_t i = 0; i < count; ++i)
+          if (id[i] < 0 || id[i] >= n)
+            throw std::invalid_argument("ids: expected row numbers in 0.." + std::to_string(n - 1) + ", got " +
+                                        std::to_string(id[i]));
+        sk::rows_int8(int8_matrix(n, k, group, codes, scale), id, count, pointer<float>(out), out_stride, threads);
+      },
+      release_gil());
+  m.def(
+      "linear_int8",
+      [](int type, uintptr_t x, int64_t rows, int64_t stride, uintptr_t x_scale, int64_t scale_stride,
+         int64_t scale_groups, int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale, uintptr_t bias,
+         int bias_type, uintptr_t out, int out_type, int64_t out_stride, int threads) {
+        require(bias_type >= 0 && bias_type <= 2 && out_type >= 0 && out_type <= 2, "linear_int8: bad dtype");
+        sk::linear_int8(row_block(type, x, rows, stride, x_scale, scale_stride, scale_groups),
+                        int8_matrix(n, k, group, codes, scale),
+                        {pointer<void>(bias), static_cast<sk::Dtype>(bias_type)},
+                        {pointer<void>(out), static_cast<sk::Dtype>(out_type), out_stride}, threads);
+      },
+      release_gil());
+  m.def(
+      "linear_f32",
+      [](uintptr_t x, int64_t rows, int64_t stride, uintptr_t w, int64_t n, int64_t w_stride, int64_t k, uintptr_t out,
+         int64_t out_stride, int threads) {
+        require(rows >= 0 && n >= 0 && k >= 0, "linear_f32: bad shape");
+        sk::linear_f32({pointer<float>(x), rows, stride}, {pointer<float>(w), n, w_stride}, k, pointer<float>(out),
+                       out_stride, threads);
+      },
+      release_gil());
 }
 
 // ---- verify family ---------------------------------------------------------------------------------------------------

@@ -1,14 +1,15 @@
-// The order of summation: 16 partial sums, partial sum j taking k = j, j + 16, j + 32, ... in turn with fused multiply-adds
-// (a last, incomplete step is filled with zeros), and then a tree: j with j + 8, j + 4, j + 2, j + 1. An AVX-512 register
-// holds the 16 sums, AVX2 needs two, scalar code an array; the bits are the same.
+// The order of summation: 16 partial sums, partial sum j taking k = j, j + 16, j + 32, ... in turn with fused
+// multiply-adds (a last, incomplete step is filled with zeros), and then a tree: j with j + 8, j + 4, j + 2, j + 1. An
+// AVX-512 register holds the 16 sums, AVX2 needs two, scalar code an array; the bits are the same.
 //
-// As in linear_int8 the time is that of reading the weights: a weight row meets all rows of x while it is in L1, a few of
-// them at a time. Only outputs are divided between threads.
+// As in linear_int8 the time is that of reading the weights: a weight row meets all rows of x while it is in L1, a few
+// of them at a time. Only outputs are divided between threads.
 #include "cpu/linear_f32.h"
 
 #include <cmath>
 
 #include "cpu/even_grain.h"
+#include "cpu/fetch.h"
 #include "cpu/float_mode.h"
 #include "cpu/isa.h"
 #include "cpu/threads.h"
@@ -17,11 +18,11 @@ namespace sk {
 namespace {
 
 constexpr int kSums = 16;
-constexpr int kLine = 64, kAhead = 4096;  // bytes
-constexpr int64_t kRowBlock = 64;          // rows of x per sweep over the weights
+constexpr int64_t kRowBlock = 64;  // rows of x per sweep over the weights
 
 // out[r * out_stride] = w . x[r], r < R; `share` calls visit the same weights, and each prefetches its part.
-using Dot = void (*)(const float* w, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride, int share, int turn);
+using Dot = void (*)(const float* w, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride,
+                     int share, int turn);
 
 float tree(const float* s) {
   float t[kSums];
@@ -37,15 +38,12 @@ void dot_scalar(const float* w, int64_t k, const float* x, int64_t, float* out, 
   for (; i + kSums <= k; i += kSums)
     for (int j = 0; j < kSums; ++j) sum[j] = std::fmaf(w[i + j], x[i + j], sum[j]);
   if (i < k)
-    for (int j = 0; j < kSums; ++j) sum[j] = std::fmaf(i + j < k ? w[i + j] : 0.0f, i + j < k ? x[i + j] : 0.0f, sum[j]);
+    for (int j = 0; j < kSums; ++j)
+      sum[j] = std::fmaf(i + j < k ? w[i + j] : 0.0f, i + j < k ? x[i + j] : 0.0f, sum[j]);
   *out = tree(sum);
 }
 
 #if SK_X86
-
-// Calls that share a weight row share its prefetching evenly; the first two do it all, one line out of two each.
-inline int64_t fetch_start(int share, int turn) { return kAhead + (share > 1 ? turn % 2 * kLine : 0); }
-inline int64_t fetch_mask(int share) { return share > 1 ? ~int64_t{kLine} : ~int64_t{0}; }
 
 SK_TARGET_AVX2_BEGIN
 
@@ -57,21 +55,24 @@ inline float tree_avx2(__m256 lo, __m256 hi) {
 }
 
 template <int... r>
-void dot_avx2(const float* w, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride, int share, int turn) {
-  __m256 lo[] = {(static_cast<void>(r), _mm256_setzero_ps())...}, hi[] = {(static_cast<void>(r), _mm256_setzero_ps())...};
+void dot_avx2(const float* w, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride, int share,
+              int turn) {
+  __m256 lo[] = {(static_cast<void>(r), _mm256_setzero_ps())...},
+         hi[] = {(static_cast<void>(r), _mm256_setzero_ps())...};
   const float* row[] = {x + r * stride...};
-  const char* fetch = reinterpret_cast<const char*>(w) + fetch_start(share, turn);
-  const int64_t mask = fetch_mask(share);
+  const Fetch fetch(w, share, turn);
   int64_t i = 0;
   for (; i + kSums <= k; i += kSums) {
-    _mm_prefetch(fetch + (i * 4 & mask), _MM_HINT_T0);
+    fetch.step(i * 4);
     const __m256 w0 = _mm256_loadu_ps(w + i), w1 = _mm256_loadu_ps(w + i + 8);
-    ((lo[r] = _mm256_fmadd_ps(w0, _mm256_loadu_ps(row[r] + i), lo[r]), hi[r] = _mm256_fmadd_ps(w1, _mm256_loadu_ps(row[r] + i + 8), hi[r])),
+    ((lo[r] = _mm256_fmadd_ps(w0, _mm256_loadu_ps(row[r] + i), lo[r]),
+      hi[r] = _mm256_fmadd_ps(w1, _mm256_loadu_ps(row[r] + i + 8), hi[r])),
      ...);
   }
   if (i < k) {
     const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), left = _mm256_set1_epi32(static_cast<int>(k - i));
-    const __m256i m0 = _mm256_cmpgt_epi32(left, lane), m1 = _mm256_cmpgt_epi32(left, _mm256_add_epi32(lane, _mm256_set1_epi32(8)));
+    const __m256i m0 = _mm256_cmpgt_epi32(left, lane),
+                  m1 = _mm256_cmpgt_epi32(left, _mm256_add_epi32(lane, _mm256_set1_epi32(8)));
     const int64_t second = k - i > 8 ? i + 8 : i;  // no address beyond the row, even under an empty mask
     const __m256 w0 = _mm256_maskload_ps(w + i, m0), w1 = _mm256_maskload_ps(w + second, m1);
     ((lo[r] = _mm256_fmadd_ps(w0, _mm256_maskload_ps(row[r] + i, m0), lo[r]),
@@ -92,14 +93,14 @@ inline float tree_avx512(__m512 sum) {
 }
 
 template <int... r>
-void dot_avx512(const float* w, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride, int share, int turn) {
+void dot_avx512(const float* w, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride, int share,
+                int turn) {
   __m512 sum[] = {(static_cast<void>(r), _mm512_setzero_ps())...};
   const float* row[] = {x + r * stride...};
-  const char* fetch = reinterpret_cast<const char*>(w) + fetch_start(share, turn);
-  const int64_t mask = fetch_mask(share);
+  const Fetch fetch(w, share, turn);
   int64_t i = 0;
   for (; i + kSums <= k; i += kSums) {
-    _mm_prefetch(fetch + (i * 4 & mask), _MM_HINT_T0);
+    fetch.step(i * 4);
     const __m512 line = _mm512_loadu_ps(w + i);
     ((sum[r] = _mm512_fmadd_ps(line, _mm512_loadu_ps(row[r] + i), sum[r])), ...);
   }
@@ -114,8 +115,13 @@ void dot_avx512(const float* w, int64_t k, const float* x, int64_t stride, float
 SK_TARGET_END
 
 constexpr Dot kAvx2[] = {dot_avx2<0>, dot_avx2<0, 1>, dot_avx2<0, 1, 2>, dot_avx2<0, 1, 2, 3>};
-constexpr Dot kAvx512[] = {dot_avx512<0>, dot_avx512<0, 1>, dot_avx512<0, 1, 2>, dot_avx512<0, 1, 2, 3>,
-                           dot_avx512<0, 1, 2, 3, 4>, dot_avx512<0, 1, 2, 3, 4, 5>, dot_avx512<0, 1, 2, 3, 4, 5, 6>,
+constexpr Dot kAvx512[] = {dot_avx512<0>,
+                           dot_avx512<0, 1>,
+                           dot_avx512<0, 1, 2>,
+                           dot_avx512<0, 1, 2, 3>,
+                           dot_avx512<0, 1, 2, 3, 4>,
+                           dot_avx512<0, 1, 2, 3, 4, 5>,
+                           dot_avx512<0, 1, 2, 3, 4, 5, 6>,
                            dot_avx512<0, 1, 2, 3, 4, 5, 6, 7>};
 
 #endif  // SK_X86
@@ -143,14 +149,15 @@ void linear_f32(const F32Rows& x, const F32Rows& w, int64_t k, float* out, int64
   for (int64_t row0 = 0; row0 < x.rows; row0 += kRowBlock) {
     const int64_t rows = x.rows - row0 < kRowBlock ? x.rows - row0 : kRowBlock;
     const int share = static_cast<int>((rows + kernel.rows - 1) / kernel.rows);
+    const int64_t take = (rows + share - 1) / share;  // 9 rows are better served as 5 + 4 than as 8 + 1
     const int64_t grain = even_grain(w.rows, w.rows * k * 4 * (rows > 4 ? rows / 4 : 1), threads);
     parallel_for(threads, w.rows, grain, [&](int64_t begin, int64_t end) {
       const IeeeMode ieee;
       for (int64_t n = begin; n < end; ++n)
-        for (int64_t r = 0; r < rows; r += kernel.rows) {
-          const int64_t take = rows - r < kernel.rows ? rows - r : kernel.rows, at = row0 + r;
-          kernel.dot[take - 1](w.data + n * w.stride, k, x.data + at * x.stride, x.stride, out + at * out_stride + n, out_stride, share,
-                               static_cast<int>(r / kernel.rows));
+        for (int64_t r = 0; r < rows; r += take) {
+          const int64_t count = rows - r < take ? rows - r : take, at = row0 + r;
+          kernel.dot[count - 1](w.data + n * w.stride, k, x.data + at * x.stride, x.stride, out + at * out_stride + n,
+                                out_stride, share, static_cast<int>(r / take));
         }
     });
   }

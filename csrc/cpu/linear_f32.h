@@ -1,5 +1,5 @@
-// y = x * w^T in f32, every output summed in one fixed order, the same for any number of rows of x, any number of threads
-// and any instruction set.
+// y = x * w^T in f32, every output summed in one fixed order, the same for any number of rows of x, any number of
+// threads and any instruction set.
 #pragma once
 #include <cstdint>
 

@@ -76,14 +76,15 @@ void prepare_floats(const T* x, const Int8Shape& shape, const Int8Kernels& kerne
   }
 }
 
-void prepare_codes(const int8_t* q, const Int8Shape& shape, const Int8Kernels& kernel, const Prepared& to, int64_t row) {
+void prepare_codes(const int8_t* q, const Int8Shape& shape, const Int8Kernels& kernel, const Prepared& to,
+                   int64_t row) {
   for (int64_t g = 0; g < shape.groups(); ++g)
     to.offset[row * shape.groups() + g] =
         kernel.prepare(q + g * shape.group, shape.group, to.words + row * to.stride + g * to.words_per_group);
 }
 
-void prepare(const RowBlock& x, int64_t row0, int64_t rows, const Int8Shape& shape, const Int8Kernels& kernel, Prepared& to,
-             int threads) {
+void prepare(const RowBlock& x, int64_t row0, int64_t rows, const Int8Shape& shape, const Int8Kernels& kernel,
+             Prepared& to, int threads) {
   parallel_for(threads, rows, 1 + (1 << 15) / shape.k, [&](int64_t begin, int64_t end) {
     const IeeeMode ieee;
     for (int64_t r = begin; r < end; ++r) {
@@ -103,8 +104,8 @@ void prepare(const RowBlock& x, int64_t row0, int64_t rows, const Int8Shape& sha
 }
 
 // y[rows][16] = the rows' products with one panel.
-void multiply_panel(const Int8Kernels& kernel, const Int8Shape& shape, const uint8_t* w, const float* sw, const Prepared& x,
-                    int64_t rows, float* y) {
+void multiply_panel(const Int8Kernels& kernel, const Int8Shape& shape, const uint8_t* w, const float* sw,
+                    const Prepared& x, int64_t rows, float* y) {
   alignas(64) int32_t acc[kRowBlock * kPanelRows];
   const int64_t steps = shape.steps(), groups = shape.groups();
   Int8Tile t;
@@ -150,7 +151,8 @@ void store_row(const float* y, const Int8Bias& bias, int64_t first, int64_t coun
   }
 }
 
-void store(const float* y, const Int8Bias& bias, const OutRows& out, int64_t rows, int64_t row0, int64_t first, int64_t count) {
+void store(const float* y, const Int8Bias& bias, const OutRows& out, int64_t rows, int64_t row0, int64_t first,
+           int64_t count) {
   for (int64_t r = 0; r < rows; ++r, y += kPanelRows) {
     const int64_t at = (row0 + r) * out.stride + first;
     switch (out.type) {
@@ -185,7 +187,8 @@ void linear_int8(const RowBlock& x, const Int8Matrix& w, const Int8Bias& bias, c
       alignas(64) float y[kRowBlock * kPanelRows];
       for (int64_t p = begin; p < end; ++p) {
         const int64_t first = p * kPanelRows, count = shape.n - first < kPanelRows ? shape.n - first : kPanelRows;
-        multiply_panel(kernel, shape, w.codes + p * shape.panel_bytes(), w.scale + first * shape.groups(), ready, rows, y);
+        multiply_panel(kernel, shape, w.codes + p * shape.panel_bytes(), w.scale + first * shape.groups(), ready, rows,
+                       y);
         store(y, bias, out, rows, row0, first, count);
       }
     });

@@ -3,17 +3,18 @@
 // AVX-512 VNNI: one line of the panel is the unsigned operand of vpdpbusd, one broadcast word of x the signed one: 64
 // products per instruction, added to 16 int32 lanes without saturation.
 // AVX2 has no such instruction, and its vpmaddubsw saturates (the pair sum 2 * 255 * 127 does not fit 16 bits). So the
-// bytes are widened: even bytes by a mask, odd bytes by a shift, each an int16 vector whose pairs belong to one lane, and
-// vpmaddwd adds exact pair products. Two cheap instructions per 32 weights, shared by all rows of x.
+// bytes are widened: even bytes by a mask, odd bytes by a shift, each an int16 vector whose pairs belong to one lane,
+// and vpmaddwd adds exact pair products. Two cheap instructions per 32 weights, shared by all rows of x.
 #include "cpu/linear_int8_kernels.h"
 
 #include <cstring>
+
+#include "cpu/fetch.h"
 
 namespace sk {
 namespace {
 
 constexpr int kLanes = 16, kLine = 64;
-constexpr int kFar = 8192, kNear = 1024;  // prefetch distances in bytes
 
 inline int32_t wrapping_add(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
@@ -23,7 +24,7 @@ inline int32_t minus_128_times(int32_t sum) {
   return static_cast<int32_t>(static_cast<uint32_t>(sum) * static_cast<uint32_t>(-128));
 }
 
-// ---- scalar ----------------------------------------------------------------------------------------------------------
+// ---- scalar --------------------------------------------------------------------------------------------------------
 
 int32_t prepare_scalar(const int8_t* q, int64_t group, char* words) {
   int32_t sum = 0;
@@ -51,32 +52,17 @@ void dot_scalar(const Int8Tile& t) {
   }
 }
 
-constexpr Int8Kernels kScalar = {8, 1, prepare_scalar,
-                                 {dot_scalar<1>, dot_scalar<2>, dot_scalar<3>, dot_scalar<4>, dot_scalar<5>, dot_scalar<6>,
-                                  dot_scalar<7>, dot_scalar<8>}};
+constexpr Int8Kernels kScalar = {8,
+                                 1,
+                                 prepare_scalar,
+                                 {dot_scalar<1>, dot_scalar<2>, dot_scalar<3>, dot_scalar<4>, dot_scalar<5>,
+                                  dot_scalar<6>, dot_scalar<7>, dot_scalar<8>}};
 
 #if SK_X86
 
 typedef int32_t Word __attribute__((may_alias));
 
-// Prefetching in two stages: lines come from memory to L2 some 500 ns early, and from there to L1 in time. The compute-bound
-// cases need both: the few buffers of L1 must not be held for as long as memory takes, and a load that misses L1 stalls
-// more arithmetic than the core can look past. When several tiles visit a chunk one after the other, the first two share
-// the far stage (even and odd lines), so that memory is busy all the time.
-struct Fetch {
-  explicit Fetch(const Int8Tile& t)
-      : w(reinterpret_cast<const char*>(t.w)),
-        far(kFar + (t.share > 1 ? t.turn % 2 * kLine : 0)),
-        mask(t.share > 1 ? ~int64_t{kLine} : ~int64_t{0}) {}
-  void step(int64_t s) const {
-    _mm_prefetch(w + far + (s * kLine & mask), _MM_HINT_T1);
-    _mm_prefetch(w + kNear + s * kLine, _MM_HINT_T0);
-  }
-  const char* w;
-  int64_t far, mask;
-};
-
-// ---- AVX2 ------------------------------------------------------------------------------------------------------------
+// ---- AVX2 ----------------------------------------------------------------------------------------------------------
 
 SK_TARGET_AVX2_BEGIN
 
@@ -136,10 +122,10 @@ void dot_avx2(const Int8Tile& t) {
   __m256i lo[] = {load8(t.acc + r * kLanes, t.first)...}, hi[] = {load8(t.acc + r * kLanes + 8, t.first)...};
   const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride)...};
   const __m256i even = _mm256_set1_epi16(0x00ff);
-  const Fetch fetch(t);
+  const Fetch fetch(t.w, t.share, t.turn);
   const __m256i* line = reinterpret_cast<const __m256i*>(t.w);
   for (int64_t s = 0, steps = t.steps; s < steps; ++s) {
-    fetch.step(s);
+    fetch.step(s * kLine);
     const __m256i w0 = _mm256_load_si256(line + 2 * s), w1 = _mm256_load_si256(line + 2 * s + 1);
     const __m256i e0 = _mm256_and_si256(w0, even), o0 = _mm256_srli_epi16(w0, 8);
     const __m256i e1 = _mm256_and_si256(w1, even), o1 = _mm256_srli_epi16(w1, 8);
@@ -157,7 +143,7 @@ void dot_avx2(const Int8Tile& t) {
 
 SK_TARGET_END
 
-// ---- AVX-512 VNNI ----------------------------------------------------------------------------------------------------
+// ---- AVX-512 VNNI --------------------------------------------------------------------------------------------------
 
 SK_TARGET_AVX512_BEGIN
 
@@ -195,10 +181,10 @@ template <int... r>
 void dot_avx512(const Int8Tile& t) {
   __m512i sum[] = {load16(t.acc + r * kLanes, t.first)...};
   const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride)...};
-  const Fetch fetch(t);
+  const Fetch fetch(t.w, t.share, t.turn);
   const uint8_t* w = t.w;
   for (int64_t s = 0, steps = t.steps; s < steps; ++s) {
-    fetch.step(s);
+    fetch.step(s * kLine);
     const __m512i line = _mm512_load_si512(w + s * kLine);
     ((sum[r] = _mm512_dpbusd_epi32(sum[r], line, _mm512_set1_epi32(row[r][s]))), ...);
   }
@@ -207,10 +193,12 @@ void dot_avx512(const Int8Tile& t) {
 
 SK_TARGET_END
 
-constexpr Int8Kernels kAvx2 = {4, 2, prepare_avx2,
-                               {dot_avx2<0>, dot_avx2<0, 1>, dot_avx2<0, 1, 2>, dot_avx2<0, 1, 2, 3>}};
+constexpr Int8Kernels kAvx2 = {
+    4, 2, prepare_avx2, {dot_avx2<0>, dot_avx2<0, 1>, dot_avx2<0, 1, 2>, dot_avx2<0, 1, 2, 3>}};
 constexpr Int8Kernels kAvx512 = {
-    8, 1, prepare_avx512,
+    8,
+    1,
+    prepare_avx512,
     {dot_avx512<0>, dot_avx512<0, 1>, dot_avx512<0, 1, 2>, dot_avx512<0, 1, 2, 3>, dot_avx512<0, 1, 2, 3, 4>,
      dot_avx512<0, 1, 2, 3, 4, 5>, dot_avx512<0, 1, 2, 3, 4, 5, 6>, dot_avx512<0, 1, 2, 3, 4, 5, 6, 7>}};
 

@@ -12,7 +12,7 @@ constexpr int kMaxTileRows = 8;
 struct Int8Tile {
   const uint8_t* w;  // [steps][16 channels][4]
   int64_t steps;
-  const char* x;  // the rows' prepared words for these steps
+  const char* x;     // the rows' prepared words for these steps
   int64_t x_stride;  // in bytes
   int32_t* acc;      // [rows][16]: sums between the chunks of a group
   bool first, last;  // of the group's chunks: acc need not be read, need not be written

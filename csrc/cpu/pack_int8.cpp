@@ -32,7 +32,8 @@ void pack_floats(const T* x, const Int8Shape& shape, int8_t* q, uint8_t* line, f
   }
 }
 
-void pack_codes(const int8_t* q, const float* s, int64_t scale_groups, const Int8Shape& shape, uint8_t* line, float* scale) {
+void pack_codes(const int8_t* q, const float* s, int64_t scale_groups, const Int8Shape& shape, uint8_t* line,
+                float* scale) {
   for (int64_t g = 0; g < shape.groups(); ++g) {
     scale[g * kPanelRows] = s[scale_groups == 1 ? 0 : g];
     scatter(q + g * shape.group, shape.group, line);
@@ -57,12 +58,18 @@ void pack_int8(const RowBlock& in, int64_t start, const Int8Matrix& out, int thr
         const int64_t row = p * kPanelRows + r, at = row * in.stride;
         uint8_t* line = codes + r * kStep;
         switch (in.type) {
-          case RowType::kF32: pack_floats(static_cast<const float*>(in.data) + at, shape, q.get(), line, scale + r); break;
-          case RowType::kF16: pack_floats(static_cast<const F16*>(in.data) + at, shape, q.get(), line, scale + r); break;
-          case RowType::kBF16: pack_floats(static_cast<const BF16*>(in.data) + at, shape, q.get(), line, scale + r); break;
+          case RowType::kF32:
+            pack_floats(static_cast<const float*>(in.data) + at, shape, q.get(), line, scale + r);
+            break;
+          case RowType::kF16:
+            pack_floats(static_cast<const F16*>(in.data) + at, shape, q.get(), line, scale + r);
+            break;
+          case RowType::kBF16:
+            pack_floats(static_cast<const BF16*>(in.data) + at, shape, q.get(), line, scale + r);
+            break;
           case RowType::kInt8:
-            pack_codes(static_cast<const int8_t*>(in.data) + at, in.scale + row * in.scale_stride, in.scale_groups, shape, line,
-                       scale + r);
+            pack_codes(static_cast<const int8_t*>(in.data) + at, in.scale + row * in.scale_stride, in.scale_groups,
+                       shape, line, scale + r);
             break;
         }
       }

@@ -4,11 +4,11 @@
 // 16 rows x 4 consecutive k, one byte each. So a kernel reads a panel front to back, one activation word (4 bytes,
 // broadcast) meets 16 output channels at once, every lane of a vector is an output channel of its own, and no sum
 // across lanes is ever needed. The line is exactly one operand of the AVX-512 VNNI dot product; AVX2 splits it into
-// even and odd bytes with one mask and one shift. A byte holds w + 128: VNNI wants one unsigned operand, and putting the offset
-// on the weights means that the correction, -128 * sum(x), is one number per activation row and group instead of a
-// table beside the weights. It is exact for every int8 value, because the arithmetic is modulo 2^32.
-// Each scale group starts a new step; bytes and rows that exist only as padding hold w = 0.
-// Scales: f32, per panel [groups][16]. One layout for all instruction sets.
+// even and odd bytes with one mask and one shift. A byte holds w + 128: VNNI wants one unsigned operand, and putting
+// the offset on the weights means that the correction, -128 * sum(x), is one number per activation row and group
+// instead of a table beside the weights. It is exact for every int8 value, because the arithmetic is modulo 2^32. Each
+// scale group starts a new step; bytes and rows that exist only as padding hold w = 0. Scales: f32, per panel
+// [groups][16]. One layout for all instruction sets.
 #pragma once
 #include <cstdint>
 
@@ -17,7 +17,7 @@
 namespace sk {
 
 constexpr int64_t kPanelRows = 16;
-constexpr int64_t kStep = 4;                         // k values per step
+constexpr int64_t kStep = 4;                        // k values per step
 constexpr int64_t kStepBytes = kPanelRows * kStep;  // one cache line
 
 // What a row of numbers is made of: the float types of Dtype, or int8 codes with scales beside them.
@@ -50,7 +50,8 @@ struct RowBlock {
 // of the last panel that it touches is padded, so a call must end at a panel's end or at the last row.
 void pack_int8(const RowBlock& rows, int64_t start, const Int8Matrix& out, int threads);
 
-// out[i, :] = code * scale of row ids[i], in f32: the embedding lookup of a model that shares this matrix with its head.
+// out[i, :] = code * scale of row ids[i], in f32: the embedding lookup of a model that shares this matrix with its
+// head.
 void rows_int8(const Int8Matrix& w, const int64_t* ids, int64_t count, float* out, int64_t out_stride, int threads);
 
 }  // namespace sk

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "cpu/fetch.h"
 #include "cpu/isa.h"
 #include "cpu/threads.h"
 
@@ -26,15 +27,16 @@ SK_TARGET_AVX2_BEGIN
 uint64_t read_avx2(const char* p, int64_t n) {
   __m256i a[4];
   for (int j = 0; j < 4; ++j) a[j] = _mm256_setzero_si256();
+  const Fetch fetch(p, 1, 0);
   for (int64_t i = 0; i < n; i += kBlock) {
-    for (int64_t line = 0; line < kBlock; line += 64) _mm_prefetch(p + i + line + 4096, _MM_HINT_T0);
+    for (int64_t line = 0; line < kBlock; line += 64) fetch.step(i + line);
     for (int64_t b = 0; b < kBlock; b += 128)
       for (int j = 0; j < 4; ++j)
         a[j] = _mm256_xor_si256(a[j], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + b + 32 * j)));
   }
   const __m256i all = _mm256_xor_si256(_mm256_xor_si256(a[0], a[1]), _mm256_xor_si256(a[2], a[3]));
-  return static_cast<uint64_t>(_mm256_extract_epi64(all, 0) ^ _mm256_extract_epi64(all, 1) ^ _mm256_extract_epi64(all, 2) ^
-                               _mm256_extract_epi64(all, 3));
+  return static_cast<uint64_t>(_mm256_extract_epi64(all, 0) ^ _mm256_extract_epi64(all, 1) ^
+                               _mm256_extract_epi64(all, 2) ^ _mm256_extract_epi64(all, 3));
 }
 SK_TARGET_END
 #endif
