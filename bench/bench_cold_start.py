@@ -1,0 +1,67 @@
+"""A whole process, as a user starts it: seconds until the first byte of text, and the peak resident memory.
+
+    python bench/bench_cold_start.py [--runs N] [--quick] [--json]
+
+Runs ``python -m specloop generate`` with the file cache warm (one run that is not counted comes first). The peak is the
+kernel's own count for the finished process (ru_maxrss): interpreter, torch, tokenizer and weights together.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+PROMPT = "Write one sentence about the sea."
+
+
+def once(dtype):
+    """(seconds to the first byte on stdout, seconds in all, peak resident bytes) of one process."""
+    command = [sys.executable, "-m", "specloop", "generate", PROMPT, "--dtype", dtype, "--max-new-tokens", "64"]
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    first = os.read(process.stdout.fileno(), 1)
+    to_first = time.perf_counter() - start
+    process.stdout.read()
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if not first or process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed: {errors.decode(errors='replace')}")
+    return to_first, time.perf_counter() - start, usage.ru_maxrss * 1024
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="two runs")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--dtype", default="int8")
+    options = parser.parse_args()
+    once(options.dtype)
+    runs = [once(options.dtype) for _ in range(2 if options.quick else options.runs)]
+    first, total, peak = (statistics.median(values) for values in zip(*runs, strict=True))
+    report = {
+        "name": f"cold start {options.dtype}",
+        "first_token_s": first,
+        "total_s": total,
+        "peak_mb": peak / 1e6,
+        "peak_mib": peak / 2**20,
+        "runs": len(runs),
+        "load_average": os.getloadavg()[0],
+    }
+    if options.json:
+        print(json.dumps(report))
+    else:
+        print(
+            f"first text after {first:.2f} s, all after {total:.2f} s, peak {peak / 1e6:.0f} MB ({peak / 2**20:.0f} MiB)"
+        )
+        print(
+            f"median of {len(runs)} runs; slowest first text {max(r[0] for r in runs):.2f} s; load {os.getloadavg()[0]:.1f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
