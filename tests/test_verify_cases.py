@@ -131,6 +131,17 @@ def test_empty_residual_draws_from_p():
     assert (refused == 0).any() and (refused == 1).any()
 
 
+def test_residual_of_negligible_weights_is_still_drawn_from(backend):
+    """q takes all of the likely id; what remains has probabilities near 1e-14, in other groups of 64."""
+    row = torch.full((1, 300), -INF)
+    row[0, 3], row[0, 100:260] = 0.0, -32.0
+    q = torch.zeros(1, 300)
+    q[0, 3] = 1.5
+    verdict = repeated(MANY.get(backend, 2000), row.repeat(2, 1), [3], draft_probs=q)
+    refused = verdict.tokens[verdict.num_accepted == 0, 0]
+    assert len(refused) > 50 and ((refused >= 100) & (refused < 260)).all() and len(refused.unique()) > 30
+
+
 # ---- the coin
 
 

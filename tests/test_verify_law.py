@@ -223,9 +223,10 @@ def test_race_of_groups_has_the_masses_as_its_law(monkeypatch):
 
 # ---- over several rounds, with the real generator -------------------------------------------------------------------
 
-CONTEXTS, LENGTH, DRAFTS, REQUESTS = 3, 4, 2, 80_000
-TARGET = torch.tensor([[0.7, 0.2, 0.1], [0.2, 0.5, 0.3], [0.3, 0.3, 0.4]])
-DRAFT = torch.tensor([[0.3, 0.5, 0.2], [0.5, 0.2, 0.3], [0.2, 0.6, 0.2]])
+# Draft and target lie far apart, so that refusals are frequent and a number used twice shows.
+CONTEXTS, LENGTH, DRAFTS, REQUESTS = 3, 4, 2, 30_000
+TARGET = torch.tensor([[0.2, 0.4, 0.4], [0.5, 0.2, 0.3], [0.35, 0.35, 0.3]])
+DRAFT = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8]])
 
 
 def sequences(requests, *, form="draft_logits", draft_stream=0, draft_position=None, verify_position=None, start=0):

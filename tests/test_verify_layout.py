@@ -1,5 +1,7 @@
 """A request's result depends on its own rows, parameters, seed and position, and on nothing about where they lie."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -165,3 +167,22 @@ def test_flushing_of_subnormals_by_the_caller_changes_nothing(backend):
         assert torch.equal(sk.sample(rows.expand(2, 100), **options), expected)
     finally:
         torch.set_flush_denormal(False)
+
+
+def test_several_python_threads_at_once(backend):
+    calls = [random_call(number) for number in range(2000, 2024)]
+    run = lambda call: sk.verify(*call[:3], **call[3])
+    expected = [run(call) for call in calls]
+
+    def work(_):
+        with running_backend(backend):
+            return [run(call) for call in calls]
+
+    with ThreadPoolExecutor(3) as pool:
+        for results in pool.map(work, range(3)):
+            assert all(same(a, b) for a, b in zip(results, expected, strict=True))
+
+
+def running_backend(name):
+    """The backend alone: instruction set and threads belong to the process and are set already."""
+    return sk.use_backend("reference" if name == "reference" else "cpu")
