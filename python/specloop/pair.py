@@ -152,13 +152,9 @@ class Pair:
             return bos + self.tokenizer.encode(prompt, special=False)
         if self.chat_template is None:
             raise OptionError("chat: the model has no chat template")
-        from .text.chat import chat_prompt
+        from .text.prompt import encode_messages
 
-        bos, eos = (self._token_text(getattr(self.tokenizer, name, None)) for name in ("bos_id", "eos_id"))
-        return self.tokenizer.encode(chat_prompt(self.chat_template, messages, bos=bos, eos=eos))
-
-    def _token_text(self, token: int | None) -> str:
-        return "" if token is None else self.tokenizer.decode([token])
+        return encode_messages(self.chat_template, messages, self.tokenizer)
 
 
 _lock = threading.Lock()

@@ -170,6 +170,12 @@ class Tokenizer:
         return frozenset(self._added[token] for token in (self._always.tokens if self._always else ()))
 
     @cached_property
+    def control_tokens(self):
+        """The texts that ``encode`` takes for control tokens unless told not to, longest first."""
+        ordinary = self._user_defined
+        return tuple(t for t in self._special.tokens if self._added[t] not in ordinary) if self._special else ()
+
+    @cached_property
     def fingerprint(self):
         """Hex digest of what the ids mean: every id's bytes and the special ids. Equal means interchangeable."""
         digest = hashlib.sha256()
