@@ -18,7 +18,7 @@ namespace sk {
 namespace {
 
 constexpr int kSums = 16;
-constexpr int64_t kRowBlock = 64;  // rows of x per sweep over the weights
+constexpr int64_t kRowBytes = 128 << 10;  // of x per sweep over the weights, so that it stays in L2
 
 // out[r * out_stride] = w . x[r], r < R; `share` calls visit the same weights, and each prefetches its part.
 using Dot = void (*)(const float* w, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride,
@@ -146,8 +146,9 @@ Kernels kernels() {
 void linear_f32(const F32Rows& x, const F32Rows& w, int64_t k, float* out, int64_t out_stride, int threads) {
   if (threads < 1) threads = 1;
   const Kernels kernel = kernels();
-  for (int64_t row0 = 0; row0 < x.rows; row0 += kRowBlock) {
-    const int64_t rows = x.rows - row0 < kRowBlock ? x.rows - row0 : kRowBlock;
+  const int64_t fit = kRowBytes / (4 * (k > 0 ? k : 1)), block = fit < 16 ? 16 : fit;
+  for (int64_t row0 = 0; row0 < x.rows; row0 += block) {
+    const int64_t rows = x.rows - row0 < block ? x.rows - row0 : block;
     const int share = static_cast<int>((rows + kernel.rows - 1) / kernel.rows);
     const int64_t take = (rows + share - 1) / share;  // 9 rows are better served as 5 + 4 than as 8 + 1
     const int64_t grain = even_grain(w.rows, w.rows * k * 4 * (rows > 4 ? rows / 4 : 1), threads);
