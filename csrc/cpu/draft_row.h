@@ -11,7 +11,7 @@ struct VerifyCall;
 
 class DraftRow {
  public:
-  // Draft n of the call, of token id. False if its row is unusable: a NaN, a negative or infinite probability, q(id) = 0.
+  // Draft n of the call, of token id. False if its row is unusable: NaN, a negative or infinite probability, q(id) = 0.
   bool read(const VerifyCall& call, int64_t n, int64_t id, const Filters& filters, int threads);
   bool is_point() const { return kind_ == Kind::kPoint; }
   int64_t id() const { return id_; }

@@ -161,11 +161,11 @@ void Row::keep(const Prefix& prefix) {
 
 void Row::masses(int threads) {
   mass_.resize(top_.size());
-  // The fast way: whole groups, no min-p (whose bound is a comparison on exact weights), a usual temperature. Ids at the
-  // cut end with last_: up to its group they count, beyond it they don't.
+  // The fast way: whole groups, no min-p (whose bound is a comparison on exact weights), a usual temperature. Ids at
+  // the cut end with last_: before its group they count, behind it they don't.
   const bool fast = point_ < 0 && least_ == 0.0 && inv_t_ > 1e-30 && inv_t_ < 1e30;
   const int64_t boundary = last_ / kGroup, whole = source_.size / kGroup;
-  const float negligible = static_cast<float>(std::max(max_ + kNegligible / inv_t_, static_cast<double>(-FLT_MAX)));
+  const float negligible = static_cast<float>(std::max<double>(max_ + kNegligible / inv_t_, -FLT_MAX));
   const MassParameters before{max_, static_cast<float>(inv_t_), cut_, negligible};
   const MassParameters after{max_, static_cast<float>(inv_t_), std::nextafter(cut_, INFINITY), negligible};
   const RowKernels& kernels = row_kernels(source_.dtype);

@@ -45,7 +45,7 @@ class Row {
   double group(int64_t g, double* w) const;  // the weights of ids 64 g .. 64 g + 63; returns their sum
   double bound(int64_t g) const;             // not less than that sum
   int64_t groups() const { return static_cast<int64_t>(top_.size()); }
-  const std::vector<double>& mass() const { return mass_; }  // sum of each group, or -1: too small to matter, not evaluated
+  const std::vector<double>& mass() const { return mass_; }  // the sums; -1 = too small to matter, not evaluated
 
  private:
   struct Prefix {  // of the order: everything above cut, and what equals it up to id last

@@ -56,7 +56,7 @@ void load64(const void* group, float* out) {
   }
 }
 
-// exp(x) for x <= 0 to 2e-7, in the way of exp64.h with the coefficients of Cephes expf; below -87 it stays at exp(-87).
+// exp(x) for x <= 0 to 2e-7, in the way of exp64.h with the coefficients of Cephes expf; exp(-87) for all below.
 inline void exp_floats(Floats& x) {
   x = x > -87.0f ? x : Floats{} - 87.0f;
   const Floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23

@@ -1,7 +1,7 @@
 // Verification of drafts by the token rule (Leviathan et al. 2211.17192, Chen et al. 2302.01318), and plain sampling.
 //
-// Per request, row by row until the first refusal: one pass over the row for its maxima, one for the masses of groups of
-// 64 ids (and a selection if there are filters), then two numbers decide about the draft. Only the row that gives the
+// Per request, row by row until the first refusal: one pass over the row for its maxima, one for the masses of groups
+// of 64 ids (and a selection if there are filters), then a coin decides about the draft. Only the row that gives the
 // last token is touched again, in the draw. Rows after the first refusal are never read.
 #include "cpu/verify.h"
 
@@ -87,8 +87,14 @@ Scratch& scratch() {
 class Request {
  public:
   Request(const VerifyCall& call, int64_t b, int threads)
-      : call_(call), b_(b), threads_(threads), start_(call.cu_drafts[b]), drafts_(call.cu_drafts[b + 1] - start_),
-        filters_(call.sampling.filters(b)), greedy_(filters_.temperature == 0.0f), tokens_(call.tokens + b * call.width),
+      : call_(call),
+        b_(b),
+        threads_(threads),
+        start_(call.cu_drafts[b]),
+        drafts_(call.cu_drafts[b + 1] - start_),
+        filters_(call.sampling.filters(b)),
+        greedy_(filters_.temperature == 0.0f),
+        tokens_(call.tokens + b * call.width),
         logprobs_(call.logprobs ? call.logprobs + b * call.width : nullptr) {
     if (!greedy_) {
       seed_ = static_cast<uint64_t>(call.sampling.seed[b]);
