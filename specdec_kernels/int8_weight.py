@@ -71,6 +71,10 @@ class Int8Weight:
     def nbytes(self):
         return self.codes.numel() + 4 * self.scale.numel()
 
+    def __reduce__(self):
+        """Copies and pickles are built anew: ``native`` holds addresses."""
+        return type(self), (self.n, self.k, self.group_size, self.codes, self.scale)
+
     def __repr__(self):
         return f"Int8Weight({self.n}, {self.k}, group_size={self.group_size}, device='{self.device}')"
 

@@ -1,6 +1,8 @@
 """pack_int8 and Int8Weight: the packed layout, writing it in pieces, reading rows back, storing it."""
 
+import copy
 import io
+import pickle
 
 import pytest
 import torch
@@ -144,6 +146,16 @@ def test_state_dict_survives_a_file(backend):
     assert again.shape == weight.shape and again.group_size == 32
     x = floats(3, 96, seed=1)
     assert torch.equal(sk.linear_int8(x, again), sk.linear_int8(x, weight))
+
+
+def test_copies_have_memory_of_their_own(backend):
+    weight = sk.pack_int8(floats(33, 96), group_size=32)
+    x = floats(3, 96, seed=1)
+    expected = sk.linear_int8(x, weight)
+    copies = [copy.deepcopy(weight), pickle.loads(pickle.dumps(weight))]
+    weight.codes.zero_()
+    for other in copies:
+        assert torch.equal(sk.linear_int8(x, other), expected)
 
 
 def test_state_from_a_misaligned_mapping():
