@@ -8,6 +8,7 @@ with the product. A ratio inside the A/A interval means nothing.
 """
 
 import argparse
+import json
 import os
 import statistics
 import time
@@ -111,7 +112,11 @@ def bench_overhead(options, report):
         for _ in range(5000):
             linear_int8(pair, w, out=out)
         seconds.append((time.perf_counter() - start) / 5000)
-    print(f"call overhead with out=: {statistics.median(seconds) * 1e6:.2f} us (min {min(seconds) * 1e6:.2f})")
+    median, least = statistics.median(seconds) * 1e6, min(seconds) * 1e6
+    if options.json:
+        print(json.dumps({"name": "call overhead with out=", "median_us": median, "min_us": least}))
+    else:
+        print(f"call overhead with out=: {median:.2f} us (min {least:.2f})")
 
 
 def main():
@@ -123,7 +128,8 @@ def main():
     options = parser.parse_args()
     if options.isa and not native.cpu.set_isa(options.isa):
         parser.error(f"this machine can't run {options.isa}")
-    print(f"# isa {native.cpu.isa()}, {native.threads()} threads, load {os.getloadavg()[0]:.1f}")
+    if not options.json:
+        print(f"# isa {native.cpu.isa()}, {native.threads()} threads, load {os.getloadavg()[0]:.1f}")
 
     def report(name, result, **extra):
         if options.json:
