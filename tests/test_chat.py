@@ -82,14 +82,14 @@ RUNAWAYS = {
     "deep blocks": ("{% if 1 %}" * 3000 + "{% endif %}" * 3000, ""),
     "doubling": (
         "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
-        MEMORY,
+        f"{TIME}|{MEMORY}",
     ),
     "doubled list": (
         "{% set n = namespace(s=[0]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
-        MEMORY,
+        f"{TIME}|{MEMORY}",
     ),
-    "repeated text": ("{{ 'a' * 10**10 }}", MEMORY),
-    "padded": ("{{ 'a'.ljust(10**10) }}{{ 'a' | center(10**10) }}", MEMORY),
+    "repeated text": ("{{ 'a' * 10**10 }}", f"{TIME}|{MEMORY}"),
+    "padded": ("{{ 'a'.ljust(10**10) }}{{ 'a' | center(10**10) }}", f"{TIME}|{MEMORY}"),
     "formatted": ("{{ '%10000000000d' % 1 }}", ""),
     "power": ("{{ 10**(10**10) }}", f"{TIME}|{MEMORY}"),
     "power modulo": ("{% if 7 ** (10**8) % 3 %}x{% endif %}", TIME),

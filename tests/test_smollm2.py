@@ -1,7 +1,7 @@
 """The real model: greedy text with speculation is the text without it, token for token.
 
-The full matrix (20 prompts x 128 tokens, K 1..8 and auto, int8 and f32) runs with ``pytest -m slow tests/test_smollm2.py``;
-the default run takes a corner of it.
+The full matrix (20 prompts x 128 tokens, K 1..8 and auto, int8 and f32) runs with
+``pytest -m slow tests/test_smollm2.py``; the default run takes a corner of it.
 """
 
 import importlib.util
