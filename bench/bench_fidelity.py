@@ -2,8 +2,8 @@
 
     python bench/bench_fidelity.py [--tokens N] [--quick] [--json]
 
-The float32 model answers some of the shipped prompts greedily; then both models read the same ids. This is a property of
-the weights' and activations' rounding, not of the machine.
+The float32 model answers some of the shipped prompts greedily; then both models read the same ids. It is a property of
+the rounding of weights and activations, not of the machine.
 """
 
 import argparse
