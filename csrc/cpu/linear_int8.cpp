@@ -109,18 +109,21 @@ void multiply_panel(const Int8Kernels& kernel, const Int8Shape& shape, const uin
   alignas(64) int32_t acc[kRowBlock * kPanelRows];
   const int64_t steps = shape.steps(), groups = shape.groups();
   Int8Tile t;
-  t.x_stride = x.stride;
+  t.x_stride = x.stride, t.x_group = x.words_per_group;
   t.offset_stride = groups;
-  t.sx_stride = x.scale_stride;
+  t.sx_stride = x.scale_stride, t.sx_group = x.scale_step;
   t.share = static_cast<int>((rows + kernel.rows - 1) / kernel.rows);
   const int64_t take = (rows + t.share - 1) / t.share;  // 9 rows are better served as 5 + 4 than as 8 + 1
-  const int64_t chunks = t.share == 1 ? 1 : (steps + kChunk - 1) / kChunk, chunk = (steps + chunks - 1) / chunks;
+  // A stretch that only one tile visits may be as long as the panel; others are whole groups or parts of one.
+  const int64_t parts = t.share == 1 ? 1 : (steps + kChunk - 1) / kChunk, part = (steps + parts - 1) / parts;
+  const int64_t several = t.share == 1 ? groups : parts > 1 ? 1 : kChunk / steps;
   std::memset(y, 0, static_cast<size_t>(rows * kPanelRows) * sizeof(float));
-  for (int64_t g = 0; g < groups; ++g) {
+  for (int64_t g = 0; g < groups; g += several) {
+    t.groups = groups - g < several ? groups - g : several;
     t.sw = sw + g * kPanelRows;
     __builtin_prefetch(t.sw + groups * kPanelRows);  // the next panel's
-    for (int64_t s = 0; s < steps; s += chunk) {
-      t.steps = steps - s < chunk ? steps - s : chunk;
+    for (int64_t s = 0; s < steps; s += part) {
+      t.steps = steps - s < part ? steps - s : part;
       t.w = w + (g * steps + s) * kStepBytes;
       t.first = s == 0;
       t.last = s + t.steps == steps;

@@ -16,10 +16,6 @@ namespace {
 
 constexpr int kLanes = 16, kLine = 64;
 
-inline int32_t wrapping_add(int32_t a, int32_t b) {
-  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
-}
-
 inline int32_t minus_128_times(int32_t sum) {
   return static_cast<int32_t>(static_cast<uint32_t>(sum) * static_cast<uint32_t>(-128));
 }
@@ -36,20 +32,23 @@ int32_t prepare_scalar(const int8_t* q, int64_t group, char* words) {
 
 template <int R>
 void dot_scalar(const Int8Tile& t) {
-  for (int r = 0; r < R; ++r) {
-    const int8_t* row = reinterpret_cast<const int8_t*>(t.x) + r * t.x_stride;
-    for (int lane = 0; lane < kLanes; ++lane) {
-      int32_t& acc = t.acc[r * kLanes + lane];
-      uint32_t sum = t.first ? 0 : static_cast<uint32_t>(acc);
-      for (int64_t s = 0; s < t.steps; ++s)
-        for (int b = 0; b < 4; ++b)
-          sum += static_cast<uint32_t>(static_cast<int>(t.w[s * kLine + lane * 4 + b]) * row[s * 4 + b]);
-      acc = static_cast<int32_t>(sum);
-      if (!t.last) continue;
-      const float exact = static_cast<float>(wrapping_add(acc, t.offset[r * t.offset_stride]));
-      t.y[r * kLanes + lane] += exact * (t.sx[r * t.sx_stride] * t.sw[lane]);
+  for (int64_t g = 0; g < t.groups; ++g)
+    for (int r = 0; r < R; ++r) {
+      const int8_t* row = reinterpret_cast<const int8_t*>(t.x) + r * t.x_stride + g * t.x_group;
+      const uint8_t* w = t.w + g * t.steps * kLine;
+      const float sx = t.sx[r * t.sx_stride + g * t.sx_group];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int32_t start = t.first ? t.offset[r * t.offset_stride + g] : t.acc[r * kLanes + lane];
+        uint32_t sum = static_cast<uint32_t>(start);
+        for (int64_t s = 0; s < t.steps; ++s)
+          for (int b = 0; b < 4; ++b)
+            sum += static_cast<uint32_t>(static_cast<int>(w[s * kLine + lane * 4 + b]) * row[s * 4 + b]);
+        if (t.last)
+          t.y[r * kLanes + lane] += static_cast<float>(static_cast<int32_t>(sum)) * (sx * t.sw[g * kLanes + lane]);
+        else
+          t.acc[r * kLanes + lane] = static_cast<int32_t>(sum);
+      }
     }
-  }
 }
 
 constexpr Int8Kernels kScalar = {8,
@@ -102,43 +101,48 @@ inline void add(__m256i& sum, __m256i term) {
   asm("" : "+x"(sum));
 }
 
-inline __m256i load8(const int32_t* from, bool zero) {
-  return zero ? _mm256_setzero_si256() : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+inline __m256i start8(const Int8Tile& t, int r, int lane, int64_t g) {
+  return t.first ? _mm256_set1_epi32(t.offset[r * t.offset_stride + g])
+                 : _mm256_loadu_si256(reinterpret_cast<const __m256i*>(t.acc + r * kLanes + lane));
 }
 
-inline void finish8(const Int8Tile& t, int r, int lane, __m256i sum) {
+inline void finish8(const Int8Tile& t, int r, int lane, int64_t g, __m256i sum) {
   const int at = r * kLanes + lane;
   if (!t.last) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(t.acc + at), sum);
     return;
   }
-  const __m256 exact = _mm256_cvtepi32_ps(_mm256_add_epi32(sum, _mm256_set1_epi32(t.offset[r * t.offset_stride])));
-  const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(t.sx[r * t.sx_stride]), _mm256_loadu_ps(t.sw + lane));
-  _mm256_storeu_ps(t.y + at, _mm256_add_ps(_mm256_loadu_ps(t.y + at), _mm256_mul_ps(exact, scale)));
+  const __m256 sw = _mm256_loadu_ps(t.sw + g * kLanes + lane);
+  const __m256 scale = _mm256_mul_ps(_mm256_set1_ps(t.sx[r * t.sx_stride + g * t.sx_group]), sw);
+  _mm256_storeu_ps(t.y + at, _mm256_add_ps(_mm256_loadu_ps(t.y + at), _mm256_mul_ps(_mm256_cvtepi32_ps(sum), scale)));
 }
 
 template <int... r>
-void dot_avx2(const Int8Tile& t) {
-  __m256i lo[] = {load8(t.acc + r * kLanes, t.first)...}, hi[] = {load8(t.acc + r * kLanes + 8, t.first)...};
-  const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride)...};
+void dot_avx2(const Int8Tile& tile) {
+  const Int8Tile t = tile;  // a copy of its own: stores to y can't make the compiler read the fields again
   const __m256i even = _mm256_set1_epi16(0x00ff);
   const Fetch fetch(t.w, t.share, t.turn);
   const __m256i* line = reinterpret_cast<const __m256i*>(t.w);
-  for (int64_t s = 0, steps = t.steps; s < steps; ++s) {
-    fetch.step(s * kLine);
-    const __m256i w0 = _mm256_load_si256(line + 2 * s), w1 = _mm256_load_si256(line + 2 * s + 1);
-    const __m256i e0 = _mm256_and_si256(w0, even), o0 = _mm256_srli_epi16(w0, 8);
-    const __m256i e1 = _mm256_and_si256(w1, even), o1 = _mm256_srli_epi16(w1, 8);
-    const auto meet = [&](__m256i& low, __m256i& high, const Word* words) __attribute__((always_inline)) {
-      const __m256i xe = _mm256_set1_epi32(words[0]), xo = _mm256_set1_epi32(words[1]);
-      add(low, _mm256_madd_epi16(e0, xe));
-      add(high, _mm256_madd_epi16(e1, xe));
-      add(low, _mm256_madd_epi16(o0, xo));
-      add(high, _mm256_madd_epi16(o1, xo));
-    };
-    (meet(lo[r], hi[r], row[r] + 2 * s), ...);
+  const int64_t steps = t.steps;
+  for (int64_t g = 0, bytes = 0; g < t.groups; ++g) {
+    __m256i lo[] = {start8(t, r, 0, g)...}, hi[] = {start8(t, r, 8, g)...};
+    const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride + g * t.x_group)...};
+    for (int64_t s = 0; s < steps; ++s, bytes += kLine, line += 2) {
+      fetch.step(bytes);
+      const __m256i w0 = _mm256_load_si256(line), w1 = _mm256_load_si256(line + 1);
+      const __m256i e0 = _mm256_and_si256(w0, even), o0 = _mm256_srli_epi16(w0, 8);
+      const __m256i e1 = _mm256_and_si256(w1, even), o1 = _mm256_srli_epi16(w1, 8);
+      const auto meet = [&](__m256i& low, __m256i& high, const Word* words) __attribute__((always_inline)) {
+        const __m256i xe = _mm256_set1_epi32(words[0]), xo = _mm256_set1_epi32(words[1]);
+        add(low, _mm256_madd_epi16(e0, xe));
+        add(high, _mm256_madd_epi16(e1, xe));
+        add(low, _mm256_madd_epi16(o0, xo));
+        add(high, _mm256_madd_epi16(o1, xo));
+      };
+      (meet(lo[r], hi[r], row[r] + 2 * s), ...);
+    }
+    ((finish8(t, r, 0, g, lo[r]), finish8(t, r, 8, g, hi[r])), ...);
   }
-  ((finish8(t, r, 0, lo[r]), finish8(t, r, 8, hi[r])), ...);
 }
 
 SK_TARGET_END
@@ -161,34 +165,38 @@ int32_t prepare_avx512(const int8_t* q, int64_t group, char* words) {
   return minus_128_times(_mm512_reduce_add_epi32(sums));
 }
 
-inline __m512i load16(const int32_t* from, bool zero) {
-  return zero ? _mm512_setzero_si512() : _mm512_loadu_si512(from);
+inline __m512i start16(const Int8Tile& t, int r, int64_t g) {
+  return t.first ? _mm512_set1_epi32(t.offset[r * t.offset_stride + g]) : _mm512_loadu_si512(t.acc + r * kLanes);
 }
 
-inline void finish16(const Int8Tile& t, int r, __m512i sum) {
+inline void finish16(const Int8Tile& t, int r, int64_t g, __m512i sum) {
   const int at = r * kLanes;
   if (!t.last) {
     _mm512_storeu_si512(t.acc + at, sum);
     return;
   }
-  const __m512i all = _mm512_add_epi32(sum, _mm512_set1_epi32(t.offset[r * t.offset_stride]));
-  const __m512 exact = _mm512_maskz_cvtepi32_ps(0xffff, all);
-  const __m512 scale = _mm512_mul_ps(_mm512_set1_ps(t.sx[r * t.sx_stride]), _mm512_loadu_ps(t.sw));
+  const __m512 exact = _mm512_maskz_cvtepi32_ps(0xffff, sum);
+  const __m512 sx = _mm512_set1_ps(t.sx[r * t.sx_stride + g * t.sx_group]);
+  const __m512 scale = _mm512_mul_ps(sx, _mm512_loadu_ps(t.sw + g * kLanes));
   _mm512_storeu_ps(t.y + at, _mm512_add_ps(_mm512_loadu_ps(t.y + at), _mm512_mul_ps(exact, scale)));
 }
 
 template <int... r>
-void dot_avx512(const Int8Tile& t) {
-  __m512i sum[] = {load16(t.acc + r * kLanes, t.first)...};
-  const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride)...};
+void dot_avx512(const Int8Tile& tile) {
+  const Int8Tile t = tile;  // as in dot_avx2
   const Fetch fetch(t.w, t.share, t.turn);
   const uint8_t* w = t.w;
-  for (int64_t s = 0, steps = t.steps; s < steps; ++s) {
-    fetch.step(s * kLine);
-    const __m512i line = _mm512_load_si512(w + s * kLine);
-    ((sum[r] = _mm512_dpbusd_epi32(sum[r], line, _mm512_set1_epi32(row[r][s]))), ...);
+  const int64_t steps = t.steps;
+  for (int64_t g = 0, bytes = 0; g < t.groups; ++g) {
+    __m512i sum[] = {start16(t, r, g)...};
+    const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride + g * t.x_group)...};
+    for (int64_t s = 0; s < steps; ++s, bytes += kLine, w += kLine) {
+      fetch.step(bytes);
+      const __m512i line = _mm512_load_si512(w);
+      ((sum[r] = _mm512_dpbusd_epi32(sum[r], line, _mm512_set1_epi32(row[r][s]))), ...);
+    }
+    (finish16(t, r, g, sum[r]), ...);
   }
-  (finish16(t, r, sum[r]), ...);
 }
 
 SK_TARGET_END

@@ -8,22 +8,22 @@ namespace sk {
 
 constexpr int kMaxTileRows = 8;
 
-// A chunk of one scale group of one panel, and the rows of x that meet it.
+// A stretch of one panel, and the rows of x that meet it: some whole scale groups, or (groups = 1) a part of one.
 struct Int8Tile {
-  const uint8_t* w;  // [steps][16 channels][4]
-  int64_t steps;
-  const char* x;     // the rows' prepared words for these steps
-  int64_t x_stride;  // in bytes
-  int32_t* acc;      // [rows][16]: sums between the chunks of a group
-  bool first, last;  // of the group's chunks: acc need not be read, need not be written
-  // At the end of the group: y[r][channel] += f32(acc + offset[r]) * (sx[r] * sw[channel]).
-  const int32_t* offset;
+  const uint8_t* w;  // [groups][steps][16 channels][4]
+  int64_t groups, steps;
+  const char* x;              // the rows' prepared words for these groups and steps
+  int64_t x_stride, x_group;  // in bytes, from row to row and from group to group
+  int32_t* acc;               // [rows][16]: sums between the parts of a group
+  bool first, last;           // of the group's parts: acc need not be read, need not be written
+  // Where a group begins and ends: sum = offset + ..., y[r][channel] += f32(sum) * (sx[r] * sw[channel]).
+  const int32_t* offset;  // [rows][groups]
   int64_t offset_stride;
   const float* sx;
-  int64_t sx_stride;
-  const float* sw;
+  int64_t sx_stride, sx_group;
+  const float* sw;  // [groups][16]
   float* y;         // [rows][16]
-  int share, turn;  // how many tiles visit this chunk, and which of them this is: they share the prefetching
+  int share, turn;  // how many tiles visit this stretch, and which of them this is: they share the prefetching
 };
 
 struct Int8Kernels {
