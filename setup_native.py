@@ -143,7 +143,7 @@ def steps_of(name, build):
     if name == "_C_cpu":
         binding, sources, device = CSRC / "bind" / "cpu.cpp", (CSRC / "cpu").glob("*.cpp"), host
         loose = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
-        link = [*cxx, "-shared", *words("CXXFLAGS")], [*words("LDFLAGS"), "-lpthread", *loose]
+        link = [*cxx, "-shared", *words("CXXFLAGS")], [*words("LDFLAGS"), "-lpthread", "-ldl", *loose]
     else:
         device, link, more = gpu_tools(name)
         note |= more

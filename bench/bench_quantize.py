@@ -1,4 +1,4 @@
-"""The quantise family against eager torch and against the memory it has to move; caches cold.
+"""The quantise family against eager torch and against the memory it has to move; caches cold but where it says warm.
 
     python bench/bench_quantize.py [--json] [--isa avx2] [--pairs 15] [--only quantize]
 
@@ -101,6 +101,9 @@ def bench_dtype(name, options, report):
         report(f"{name} {what}", result, gbps=rate / 1e9, share_of_read=rate / bandwidth)
 
     against("quantize: plain eager / ours", ring.quantize, lambda i: plain_quantize(ring.x[i]), bytes_of + 1)
+    warm = compare(lambda: plain_quantize(ring.x[0]), lambda: ring.quantize(0), pairs=options.pairs)
+    if not options.only or options.only in "quantize warm":
+        report(f"{name} quantize warm: plain eager / ours", warm, gbps=values * (bytes_of + 1) / warm.b_seconds / 1e9)
     against("quantize: eager / ours", ring.quantize, lambda i: eager_quantize(ring.x[i]), bytes_of + 1)
     stochastic = lambda i: ring.quantize(i, stochastic_seed=1)
     against("quantize: stochastic / ours", ring.quantize, stochastic, bytes_of + 1)

@@ -1,4 +1,4 @@
-"""The thread pool: torch's own setting rules, callers in several Python threads are independent, forks work."""
+"""Threads: torch's workers and torch's setting, callers in several Python threads are independent, forks work."""
 
 import os
 import threading
@@ -11,6 +11,15 @@ from specdec_kernels import native
 
 if native.cpu is None:
     pytest.skip(f"no compiled CPU module: {native.cpu_reason}", allow_module_level=True)
+
+
+@pytest.fixture(params=["torch's pool", "own pool"])
+def pool(request):
+    native.cpu.use_own_pool(request.param == "own pool")
+    if request.param == "torch's pool" and not native.cpu.torch_pool():
+        pytest.skip("this torch has brought no OpenMP runtime into the process")
+    yield request.param
+    native.cpu.use_own_pool(False)
 
 
 def work(seed):
@@ -30,7 +39,7 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_several_python_threads_at_once():
+def test_several_python_threads_at_once(pool):
     tasks = [work(seed) for seed in range(4)]
     expected = [task() for task in tasks]
     failures, barrier = [], threading.Barrier(len(tasks))
@@ -50,7 +59,7 @@ def test_several_python_threads_at_once():
     assert not failures
 
 
-def test_thread_count_follows_torch_and_changes_nothing():
+def test_thread_count_follows_torch_and_changes_nothing(pool):
     task, before = work(0), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
@@ -58,14 +67,15 @@ def test_thread_count_follows_torch_and_changes_nothing():
         for threads in (2, 3, 7):
             torch.set_num_threads(threads)
             assert same(task(), one)
-        assert 1 <= native.cpu.pool_workers() <= max(7, before) - 1
+        if pool == "own pool":
+            assert 1 <= native.cpu.pool_workers() <= 6
     finally:
         torch.set_num_threads(before)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_has_a_pool_of_its_own():
+def test_a_forked_child_has_a_pool_of_its_own(pool):
     # Only results that are small enough for torch to compare them without its own pool, which does not survive a fork.
     whole = work(1)
     task = lambda: whole()[1:]

@@ -44,6 +44,8 @@ void bind_runtime(py::module_& m) {
   m.def("machine_isa", [] { return sk::isa_name(sk::machine_isa()); });
   m.def("set_isa", [](const std::string& name) { return sk::set_isa(name.c_str()); });
   m.def("pool_workers", &sk::pool_workers);
+  m.def("torch_pool", &sk::torch_pool);
+  m.def("use_own_pool", &sk::use_own_pool);
 }
 
 // ---- quantize family -------------------------------------------------------------------------------------------------

@@ -1,10 +1,15 @@
 #include "cpu/threads.h"
 
+#include <dlfcn.h>
+#ifdef __linux__
+#include <link.h>
+#endif
 #include <pthread.h>
 
 #include <atomic>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <new>
 #include <thread>
@@ -122,17 +127,67 @@ class Pool {
   std::condition_variable wake_;
 };
 
-// The pool is never destroyed: detached workers may outlive static destructors. A forked child has no workers, so it
-// starts with a fresh pool.
+std::atomic<bool> own_pool{false};
+
+// The pool is never destroyed: detached workers may outlive static destructors. A forked child has no workers, neither
+// ours nor torch's, so it starts with a fresh pool of our own.
 alignas(Pool) unsigned char storage[sizeof(Pool)];
 Pool* make_pool() { return new (storage) Pool; }
 
 Pool& pool() {
-  static Pool* const instance = [] {
-    pthread_atfork(nullptr, nullptr, [] { make_pool(); });
-    return make_pool();
-  }();
+  static Pool* const instance = make_pool();
   return *instance;
+}
+
+const bool fork_handler = [] {
+  pthread_atfork(nullptr, nullptr, [] {
+    make_pool();
+    own_pool = true;
+  });
+  return true;
+}();
+
+// ---- torch's workers -------------------------------------------------------------------------------------------------
+
+using GompParallel = void (*)(void (*run)(void*), void* context, unsigned threads, unsigned flags);
+
+#ifdef __linux__
+// Looks at a loaded library: an OpenMP runtime? The one in torch's folder wins over others.
+int look_at(dl_phdr_info* info, size_t, void* found) {
+  const char* path = info->dlpi_name;
+  if (std::strstr(path, "libgomp") == nullptr && std::strstr(path, "libomp") == nullptr &&
+      std::strstr(path, "libiomp") == nullptr)
+    return 0;
+  void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+  void* entry = library == nullptr ? nullptr : dlsym(library, "GOMP_parallel");
+  if (entry != nullptr) *static_cast<GompParallel*>(found) = reinterpret_cast<GompParallel>(entry);
+  return entry != nullptr && std::strstr(path, "torch") != nullptr;
+}
+#endif
+
+GompParallel gomp_parallel() {
+  static const GompParallel entry = [] {
+    GompParallel found = nullptr;
+#ifdef __linux__
+    dl_iterate_phdr(look_at, &found);
+#endif
+    return found;
+  }();
+  return own_pool.load(std::memory_order_relaxed) ? nullptr : entry;
+}
+
+struct Team {
+  Job job;
+  std::atomic<int64_t> next{0};
+};
+
+void drain_team(void* context) {
+  Team& team = *static_cast<Team*>(context);
+  for (;;) {
+    const int64_t begin = team.next.fetch_add(team.job.piece, std::memory_order_relaxed);
+    if (begin >= team.job.n) return;
+    team.job.run(team.job.context, begin, begin + team.job.piece < team.job.n ? begin + team.job.piece : team.job.n);
+  }
 }
 
 }  // namespace
@@ -145,9 +200,21 @@ void parallel_for_raw(int threads, int64_t n, int64_t grain, void (*job)(void*, 
   // Two pieces per thread: a thread that loses its core for a moment holds up half as much work.
   const int64_t parts = grains < 2 * static_cast<int64_t>(threads) ? grains : 2 * static_cast<int64_t>(threads);
   const int64_t piece = (grains + parts - 1) / parts * grain;
-  if (threads > 1 && pool().run(threads, Job{job, context, n, piece})) return;
+  if (threads > 1) {
+    if (const GompParallel run_team = gomp_parallel()) {
+      Team team;
+      team.job = Job{job, context, n, piece};
+      run_team(drain_team, &team, static_cast<unsigned>(threads), 0);
+      return;
+    }
+    if (pool().run(threads, Job{job, context, n, piece})) return;
+  }
   job(context, 0, n);
 }
+
+bool torch_pool() { return gomp_parallel() != nullptr; }
+
+void use_own_pool(bool own) { own_pool = own; }
 
 int pool_workers() { return pool().workers(); }
 

@@ -1,11 +1,13 @@
-// A small fork-join pool for kernels that last microseconds.
+// Fork-join for kernels that last microseconds, on torch's own workers where it has some.
 //
-// Why not OpenMP: torch ships its own copy of libgomp, so a second OpenMP runtime in this module would put two pools
-// of spinning workers on the same cores. Ours keeps at most `threads - 1` workers, which spin for a few tens of
-// microseconds after a job (a decoder pass is hundreds of small jobs in a row) and then sleep.
+// torch's OpenMP workers spin for milliseconds after each parallel operation, so a second pool beside them would share
+// its cores with them: mixed with torch operations, our kernels lost a third of their speed that way. This module links
+// no OpenMP runtime. It looks for the one that torch has brought into the process and asks it to run a team
+// (GOMP_parallel, the entry point of GCC's runtime that LLVM's and Intel's offer as well). Where there is none, and in a
+// forked child, whose parent's workers are gone, a small pool of our own does the work.
 //
-// Results never depend on the split: a kernel may only divide work between outputs. If the pool is busy with a job of
-// another Python thread, the caller runs its own job alone instead of waiting.
+// Results never depend on the split: a kernel may only divide work between outputs. Calls from several Python threads do
+// not wait for each other: each gets a team of its own from OpenMP, and our own pool lets the second caller work alone.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -29,6 +31,8 @@ void parallel_for(int threads, int64_t n, int64_t grain, F&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-int pool_workers();  // how many workers exist now (diagnostics)
+bool torch_pool();                 // whether torch's OpenMP workers do the work
+void use_own_pool(bool own);       // for tests and benchmarks
+int pool_workers();                // how many workers our own pool has now
 
 }  // namespace sk
