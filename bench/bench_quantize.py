@@ -101,7 +101,7 @@ def bench_dtype(name, options, report):
         report(f"{name} {what}", result, gbps=rate / 1e9, share_of_read=rate / bandwidth)
 
     against("quantize: plain eager / ours", ring.quantize, lambda i: plain_quantize(ring.x[i]), bytes_of + 1)
-    warm = compare(lambda: plain_quantize(ring.x[0]), lambda: ring.quantize(0), pairs=options.pairs)
+    warm = compare(lambda: plain_quantize(ring.x[0]), lambda: ring.quantize(0), pairs=options.pairs, repeat=10)
     if not options.only or options.only in "quantize warm":
         report(f"{name} quantize warm: plain eager / ours", warm, gbps=values * (bytes_of + 1) / warm.b_seconds / 1e9)
     against("quantize: eager / ours", ring.quantize, lambda i: eager_quantize(ring.x[i]), bytes_of + 1)
