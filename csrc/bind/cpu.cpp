@@ -48,11 +48,12 @@ void bind_runtime(py::module_& m) {
   m.def("use_own_pool", &sk::use_own_pool);
 }
 
-// ---- quantize family -------------------------------------------------------------------------------------------------
+// ---- quantize family ----------------------------------------------------------------------------
 
 void require_rows(int dtype, int64_t rows, int64_t cols, int64_t group) {
   require(dtype >= 0 && dtype <= 2, "dtype: no such code");
-  require(rows >= 0 && cols >= 0 && (cols == 0 || (group >= 1 && cols % group == 0)), "rows: bad count, length or group");
+  require(rows >= 0 && cols >= 0 && (cols == 0 || (group >= 1 && cols % group == 0)),
+          "rows: bad count, length or group");
 }
 
 template <class T>
@@ -62,56 +63,75 @@ sk::PerGroup<T> per_group(uintptr_t data, int64_t row_stride, int64_t group_stri
 
 sk::RowOutput row_output(uintptr_t values, int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group,
                          uintptr_t scale, int64_t scale_row, int64_t scale_group) {
-  return {pointer<void>(values), values_stride, pointer<int8_t>(q), q_stride, group,
+  return {pointer<void>(values),
+          values_stride,
+          pointer<int8_t>(q),
+          q_stride,
+          group,
           per_group<float>(scale, scale_row, scale_group)};
 }
 
 void bind_quantize(py::module_& m) {
-  m.def("quantize_int8",
-        [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t group, int64_t x_stride, uintptr_t q, int64_t q_stride,
-           uintptr_t scale, int64_t scale_row, int64_t scale_group, uintptr_t zero, int64_t zero_row, int64_t zero_group,
-           bool symmetric, bool fixed, bool stochastic, uint64_t seed, uint64_t offset, int threads) {
-          require_rows(dtype, rows, cols, group);
-          require(symmetric == (zero == 0) || rows == 0, "zero_point: wanted exactly when asymmetric");
-          sk::quantize_int8({static_cast<sk::Dtype>(dtype), pointer<void>(x), rows, cols, group, x_stride, pointer<int8_t>(q),
-                             q_stride, per_group<float>(scale, scale_row, scale_group),
-                             per_group<int32_t>(zero, zero_row, zero_group), {symmetric, fixed, stochastic, seed}, offset,
+  m.def(
+      "quantize_int8",
+      [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t group, int64_t x_stride, uintptr_t q,
+         int64_t q_stride, uintptr_t scale, int64_t scale_row, int64_t scale_group, uintptr_t zero, int64_t zero_row,
+         int64_t zero_group, bool symmetric, bool fixed, bool stochastic, uint64_t seed, uint64_t offset, int threads) {
+        require_rows(dtype, rows, cols, group);
+        require(symmetric == (zero == 0) || rows == 0, "zero_point: wanted exactly when asymmetric");
+        sk::quantize_int8({static_cast<sk::Dtype>(dtype),
+                           pointer<void>(x),
+                           rows,
+                           cols,
+                           group,
+                           x_stride,
+                           pointer<int8_t>(q),
+                           q_stride,
+                           per_group<float>(scale, scale_row, scale_group),
+                           per_group<int32_t>(zero, zero_row, zero_group),
+                           {symmetric, fixed, stochastic, seed},
+                           offset,
+                           threads});
+      },
+      release_gil());
+  m.def(
+      "dequantize_int8",
+      [](int dtype, uintptr_t q, int64_t rows, int64_t cols, int64_t group, int64_t q_stride, uintptr_t scale,
+         int64_t scale_row, int64_t scale_group, uintptr_t zero, int64_t zero_row, int64_t zero_group, uintptr_t out,
+         int64_t out_stride, int threads) {
+        require_rows(dtype, rows, cols, group);
+        sk::dequantize_int8({static_cast<sk::Dtype>(dtype), pointer<int8_t>(q), rows, cols, group, q_stride,
+                             per_group<const float>(scale, scale_row, scale_group),
+                             per_group<const int32_t>(zero, zero_row, zero_group), pointer<void>(out), out_stride,
                              threads});
-        },
-        release_gil());
-  m.def("dequantize_int8",
-        [](int dtype, uintptr_t q, int64_t rows, int64_t cols, int64_t group, int64_t q_stride, uintptr_t scale,
-           int64_t scale_row, int64_t scale_group, uintptr_t zero, int64_t zero_row, int64_t zero_group, uintptr_t out,
-           int64_t out_stride, int threads) {
-          require_rows(dtype, rows, cols, group);
-          sk::dequantize_int8({static_cast<sk::Dtype>(dtype), pointer<int8_t>(q), rows, cols, group, q_stride,
-                               per_group<const float>(scale, scale_row, scale_group),
-                               per_group<const int32_t>(zero, zero_row, zero_group), pointer<void>(out), out_stride, threads});
-        },
-        release_gil());
-  m.def("rms_norm",
-        [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_stride, uintptr_t weight, double eps,
-           uintptr_t residual, int64_t residual_stride, uintptr_t residual_out, int64_t residual_out_stride, uintptr_t values,
-           int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group, uintptr_t scale, int64_t scale_row,
-           int64_t scale_group, int threads) {
-          require_rows(dtype, rows, cols, values != 0 ? cols : group);
-          require((residual == 0) == (residual_out == 0) || rows * cols == 0, "residual: in and out come together");
-          sk::rms_norm({static_cast<sk::Dtype>(dtype), pointer<void>(x), pointer<void>(weight), pointer<void>(residual),
-                        pointer<void>(residual_out), rows, cols, x_stride, residual_stride, residual_out_stride, eps,
-                        row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group), threads});
-        },
-        release_gil());
-  m.def("silu_mul",
-        [](int dtype, uintptr_t gate_up, int64_t rows, int64_t cols, int64_t stride, uintptr_t values, int64_t values_stride,
-           uintptr_t q, int64_t q_stride, int64_t group, uintptr_t scale, int64_t scale_row, int64_t scale_group, int threads) {
-          require_rows(dtype, rows, cols, values != 0 ? cols : group);
-          sk::silu_mul({static_cast<sk::Dtype>(dtype), pointer<void>(gate_up), rows, cols, stride,
-                        row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group), threads});
-        },
-        release_gil());
+      },
+      release_gil());
+  m.def(
+      "rms_norm",
+      [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_stride, uintptr_t weight, double eps,
+         uintptr_t residual, int64_t residual_stride, uintptr_t residual_out, int64_t residual_out_stride,
+         uintptr_t values, int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group, uintptr_t scale,
+         int64_t scale_row, int64_t scale_group, int threads) {
+        require_rows(dtype, rows, cols, values != 0 ? cols : group);
+        require((residual == 0) == (residual_out == 0) || rows * cols == 0, "residual: in and out come together");
+        sk::rms_norm({static_cast<sk::Dtype>(dtype), pointer<void>(x), pointer<void>(weight), pointer<void>(residual),
+                      pointer<void>(residual_out), rows, cols, x_stride, residual_stride, residual_out_stride, eps,
+                      row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group), threads});
+      },
+      release_gil());
+  m.def(
+      "silu_mul",
+      [](int dtype, uintptr_t gate_up, int64_t rows, int64_t cols, int64_t stride, uintptr_t values,
+         int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group, uintptr_t scale, int64_t scale_row,
+         int64_t scale_group, int threads) {
+        require_rows(dtype, rows, cols, values != 0 ? cols : group);
+        sk::silu_mul({static_cast<sk::Dtype>(dtype), pointer<void>(gate_up), rows, cols, stride,
+                      row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group), threads});
+      },
+      release_gil());
 }
 
-// ---- linear family ---------------------------------------------------------------------------------------------------
+// ---- linear family ------------------------------------------------------------------------------
 
 sk::Int8Matrix int8_matrix(int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale) {
   require(n >= 0 && k >= 1 && group >= 1 && k % group == 0 && group < (int64_t{1} << 17), "int8 weight: bad shape");
@@ -177,7 +197,7 @@ void bind_linear(py::module_& m) {
       release_gil());
 }
 
-// ---- verify family ---------------------------------------------------------------------------------------------------
+// ---- verify family ------------------------------------------------------------------------------
 
 sk::Rows rows(uintptr_t address, int dtype, int64_t columns, int64_t stride) {
   require(dtype >= 0 && dtype <= 2 && columns >= 0, "rows: dtype or number of columns out of range");
@@ -202,46 +222,45 @@ sk::Sampling sampling(FloatParameter temperature, IntParameter top_k, FloatParam
 }
 
 void bind_verify(py::module_& m) {
-  m.def(
-      "verify",
-      [](int threads, int64_t requests, int64_t width, uintptr_t target, int dtype, int64_t vocabulary, int64_t stride,
-         uintptr_t draft_tokens, uintptr_t cu_drafts, uintptr_t drafts, int draft_dtype, int64_t draft_columns,
-         int64_t draft_stride, bool drafts_are_logits, uintptr_t draft_ids, uintptr_t draft_kind,
-         FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p, uintptr_t seed,
-         uintptr_t position, uintptr_t tokens, uintptr_t num_accepted, uintptr_t logprobs, uintptr_t flags) {
-        require(requests >= 0 && width >= 1 && vocabulary >= 1, "verify: sizes out of range");
-        sk::VerifyCall call{requests,
-                            width,
-                            rows(target, dtype, vocabulary, stride),
-                            pointer<const int64_t>(draft_tokens),
-                            pointer<const int32_t>(cu_drafts),
-                            rows(drafts, draft_dtype, draft_columns, draft_stride),
-                            drafts_are_logits,
-                            pointer<const int32_t>(draft_ids),
-                            pointer<const bool>(draft_kind),
-                            sampling(temperature, top_k, top_p, min_p, seed, position, requests),
-                            pointer<int64_t>(tokens),
-                            pointer<int32_t>(num_accepted),
-                            pointer<float>(logprobs),
-                            pointer<int32_t>(flags)};
-        const py::gil_scoped_release free_gil;
-        sk::verify(call, threads);
-      });
-  m.def("sample", [](int threads, int64_t requests, uintptr_t logits, int dtype, int64_t vocabulary, int64_t stride,
-                     FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p,
-                     uintptr_t seed, uintptr_t position, int stream, IntParameter index, uintptr_t tokens,
-                     uintptr_t logprobs) {
-    require(requests >= 0 && vocabulary >= 1 && stream >= 0 && stream < 256, "sample: sizes out of range");
-    sk::SampleCall call{requests,
-                        rows(logits, dtype, vocabulary, stride),
+  m.def("verify", [](int threads, int64_t requests, int64_t width, uintptr_t target, int dtype, int64_t vocabulary,
+                     int64_t stride, uintptr_t draft_tokens, uintptr_t cu_drafts, uintptr_t drafts, int draft_dtype,
+                     int64_t draft_columns, int64_t draft_stride, bool drafts_are_logits, uintptr_t draft_ids,
+                     uintptr_t draft_kind, FloatParameter temperature, IntParameter top_k, FloatParameter top_p,
+                     FloatParameter min_p, uintptr_t seed, uintptr_t position, uintptr_t tokens, uintptr_t num_accepted,
+                     uintptr_t logprobs, uintptr_t flags) {
+    require(requests >= 0 && width >= 1 && vocabulary >= 1, "verify: sizes out of range");
+    sk::VerifyCall call{requests,
+                        width,
+                        rows(target, dtype, vocabulary, stride),
+                        pointer<const int64_t>(draft_tokens),
+                        pointer<const int32_t>(cu_drafts),
+                        rows(drafts, draft_dtype, draft_columns, draft_stride),
+                        drafts_are_logits,
+                        pointer<const int32_t>(draft_ids),
+                        pointer<const bool>(draft_kind),
                         sampling(temperature, top_k, top_p, min_p, seed, position, requests),
-                        static_cast<uint32_t>(stream),
-                        per_request(index),
                         pointer<int64_t>(tokens),
-                        pointer<float>(logprobs)};
+                        pointer<int32_t>(num_accepted),
+                        pointer<float>(logprobs),
+                        pointer<int32_t>(flags)};
     const py::gil_scoped_release free_gil;
-    sk::sample(call, threads);
+    sk::verify(call, threads);
   });
+  m.def("sample",
+        [](int threads, int64_t requests, uintptr_t logits, int dtype, int64_t vocabulary, int64_t stride,
+           FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p, uintptr_t seed,
+           uintptr_t position, int stream, IntParameter index, uintptr_t tokens, uintptr_t logprobs) {
+          require(requests >= 0 && vocabulary >= 1 && stream >= 0 && stream < 256, "sample: sizes out of range");
+          sk::SampleCall call{requests,
+                              rows(logits, dtype, vocabulary, stride),
+                              sampling(temperature, top_k, top_p, min_p, seed, position, requests),
+                              static_cast<uint32_t>(stream),
+                              per_request(index),
+                              pointer<int64_t>(tokens),
+                              pointer<float>(logprobs)};
+          const py::gil_scoped_release free_gil;
+          sk::sample(call, threads);
+        });
   // For tests of the generator itself.
   m.def("philox4x32", [](uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
     const sk::Philox4 r = sk::philox4x32(key, c0, c1, c2, c3);
@@ -254,53 +273,67 @@ void bind_verify(py::module_& m) {
   });
 }
 
-// ---- attention family ------------------------------------------------------------------------------------------------
+// ---- attention family ---------------------------------------------------------------------------
 
 void check(const char* message) {
   if (message != nullptr) throw py::value_error(message);
 }
 
 void bind_attention(py::module_& m) {
-  m.def(
-      "rope_write_kv",
-      [](uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, uintptr_t sin, int64_t q_row, int64_t k_row, int64_t v_row,
-         int64_t table_row, int64_t tokens, int64_t q_heads, int64_t kv_heads, int64_t dim, uintptr_t k_cache,
-         uintptr_t v_cache, uintptr_t k_scale, uintptr_t v_scale, uintptr_t slots, int64_t cache_slots) {
-        require(tokens >= 0 && kv_heads >= 0 && dim >= 0 && dim % 2 == 0, "rope_write_kv: sizes");
-        require((k_scale == 0) == (v_scale == 0), "rope_write_kv: both scales or none");
-        const char* message;
-        {
-          py::gil_scoped_release release;
-          message = sk::rope_write_kv({pointer<float>(q), pointer<const float>(k), pointer<const float>(v),
-                                       pointer<const float>(cos), pointer<const float>(sin), q_row, k_row, v_row, table_row,
-                                       tokens, q_heads, kv_heads, dim, pointer<void>(k_cache), pointer<void>(v_cache),
-                                       pointer<float>(k_scale), pointer<float>(v_scale), pointer<const int64_t>(slots),
-                                       cache_slots});
-        }
-        check(message);
-      });
-  m.def("attend", [](uintptr_t q, uintptr_t out, int64_t q_batch, int64_t q_row, int64_t batch, int64_t rows, int64_t heads,
-                     int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale,
-                     uintptr_t v_scale, int64_t page_size, int64_t pages, int64_t table_width, uintptr_t page_table,
-                     uintptr_t lengths, uintptr_t mask, float scale, int threads) {
+  m.def("rope_write_kv", [](uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, uintptr_t sin, int64_t q_row,
+                            int64_t k_row, int64_t v_row, int64_t table_row, int64_t tokens, int64_t q_heads,
+                            int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale,
+                            uintptr_t v_scale, uintptr_t slots, int64_t cache_slots) {
+    require(tokens >= 0 && kv_heads >= 0 && dim >= 0 && dim % 2 == 0, "rope_write_kv: sizes");
+    require((k_scale == 0) == (v_scale == 0), "rope_write_kv: both scales or none");
+    const char* message;
+    {
+      py::gil_scoped_release release;
+      message = sk::rope_write_kv({pointer<float>(q), pointer<const float>(k), pointer<const float>(v),
+                                   pointer<const float>(cos), pointer<const float>(sin), q_row, k_row, v_row, table_row,
+                                   tokens, q_heads, kv_heads, dim, pointer<void>(k_cache), pointer<void>(v_cache),
+                                   pointer<float>(k_scale), pointer<float>(v_scale), pointer<const int64_t>(slots),
+                                   cache_slots});
+    }
+    check(message);
+  });
+  m.def("attend", [](uintptr_t q, uintptr_t out, int64_t q_batch, int64_t q_row, int64_t batch, int64_t rows,
+                     int64_t heads, int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache,
+                     uintptr_t k_scale, uintptr_t v_scale, int64_t page_size, int64_t pages, int64_t table_width,
+                     uintptr_t page_table, uintptr_t lengths, uintptr_t mask, float scale, int threads) {
     require(batch >= 0 && rows >= 0 && dim >= 0 && page_size > 0, "attend: sizes");
     require(heads == 0 || (kv_heads > 0 && heads % kv_heads == 0), "attend: heads");
     require((k_scale == 0) == (v_scale == 0), "attend: both scales or none");
     const char* message;
     {
       py::gil_scoped_release release;
-      message = sk::attend({pointer<const float>(q), pointer<float>(out), q_batch, q_row, batch, rows, heads, kv_heads, dim,
-                            pointer<const void>(k_cache), pointer<const void>(v_cache), pointer<const float>(k_scale),
-                            pointer<const float>(v_scale), page_size, pages, table_width,
-                            pointer<const int32_t>(page_table), pointer<const int32_t>(lengths),
-                            pointer<const uint8_t>(mask), scale},
+      message = sk::attend({pointer<const float>(q),
+                            pointer<float>(out),
+                            q_batch,
+                            q_row,
+                            batch,
+                            rows,
+                            heads,
+                            kv_heads,
+                            dim,
+                            pointer<const void>(k_cache),
+                            pointer<const void>(v_cache),
+                            pointer<const float>(k_scale),
+                            pointer<const float>(v_scale),
+                            page_size,
+                            pages,
+                            table_width,
+                            pointer<const int32_t>(page_table),
+                            pointer<const int32_t>(lengths),
+                            pointer<const uint8_t>(mask),
+                            scale},
                            threads);
     }
     check(message);
   });
 }
 
-// ---- ggml family -----------------------------------------------------------------------------------------------------
+// ---- ggml family --------------------------------------------------------------------------------
 
 void dequantize_ggml(int threads, int kind, uintptr_t blocks, int64_t row_stride, uintptr_t out, int64_t out_stride,
                      int64_t rows, int64_t blocks_per_row) {

@@ -1,6 +1,6 @@
-// Python module _C_cuda or _C_hip (and, in the tests, the emulator's): integers in, error codes out as exceptions. Built
-// without any vendor header, so that it imports where there is no driver and can say so. Shapes, dtypes, strides and
-// devices were checked in Python; the checks here only keep a slip on that side from becoming a wild pointer.
+// Python module _C_cuda or _C_hip (and, in the tests, the emulator's): integers in, error codes out as exceptions.
+// Built without any vendor header, so that it imports where there is no driver and can say so. Shapes, dtypes, strides
+// and devices were checked in Python; the checks here only keep a slip on that side from becoming a wild pointer.
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
@@ -55,9 +55,9 @@ void bind_quantize(py::module_& m) {
       release_gil());
   m.def(
       "dequantize_int8",
-      [](int dtype, uintptr_t q, int64_t q_stride, uintptr_t out, int64_t out_stride, uintptr_t scale, int64_t scale_row,
-         int64_t scale_group, uintptr_t zero_point, int64_t zero_row, int64_t zero_group, int64_t rows, int64_t groups,
-         int64_t width, int device, uintptr_t stream) {
+      [](int dtype, uintptr_t q, int64_t q_stride, uintptr_t out, int64_t out_stride, uintptr_t scale,
+         int64_t scale_row, int64_t scale_group, uintptr_t zero_point, int64_t zero_row, int64_t zero_group,
+         int64_t rows, int64_t groups, int64_t width, int device, uintptr_t stream) {
         sk::gpu::DequantizeInt8 args{};
         args.shape = shape(rows, groups, width);
         require(rows * groups * width == 0 || (q && out && scale), "q, out, scale: expected addresses");

@@ -16,7 +16,7 @@ class DraftRow {
   bool is_point() const { return kind_ == Kind::kPoint; }
   int64_t id() const { return id_; }
   double probability() const { return probability_; }  // q(id) > 0
-  void group(int64_t g, double* q) const;               // q of the target ids 64 g .. 64 g + 63; not for a point mass
+  void group(int64_t g, double* q) const;              // q of the target ids 64 g .. 64 g + 63; not for a point mass
 
  private:
   enum class Kind { kPoint, kLogits, kProbs };

@@ -1,8 +1,9 @@
 // exp for the CPU kernels, as straight-line code that a compiler turns into vector code in every SK_TARGET region.
 //
 // exp(x) = 2^n * exp(r), n = round(x / ln 2), |r| <= ln 2 / 2 (Cody & Waite: ln 2 in two parts), exp(r) by a polynomial
-// of degree 7 (the coefficients of Cephes expf). Only mul, add and integer operations, so scalar, AVX2 and AVX-512 give the same bits. Relative error
-// below 2e-7 for x in [-87, 88]; x below -87.3 gives 0 (nothing subnormal comes out), x above 88.7 +inf, NaN stays NaN.
+// of degree 7 (the coefficients of Cephes expf). Only mul, add and integer operations, so scalar, AVX2 and AVX-512 give
+// the same bits. Relative error below 2e-7 for x in [-87, 88]; x below -87.3 gives 0 (nothing subnormal comes out), x
+// above 88.7 +inf, NaN stays NaN.
 #pragma once
 #include <cstdint>
 #include <cstring>

@@ -1,6 +1,6 @@
 // IEEE arithmetic for as long as this object lives: round half to even, no flush to zero. Programs such as
-// torch.set_flush_denormal(True) change the mode of the calling thread only, so without this a row's result could depend
-// on the thread that it lands on.
+// torch.set_flush_denormal(True) change the mode of the calling thread only, so without this a row's result could
+// depend on the thread that it lands on.
 #pragma once
 #include "cpu/isa.h"
 

@@ -51,7 +51,8 @@ RowKernels<T> row_kernels() {
   const Isa which = isa();
   const QuantizeGroup<float> quantize = quantize_group<float>(which);
 #if SK_X86
-  if (which == Isa::kAvx512) return {&avx512::rms_norm_row<T>, &avx512::silu_mul_row<T>, &avx512::store_row<T>, quantize};
+  if (which == Isa::kAvx512)
+    return {&avx512::rms_norm_row<T>, &avx512::silu_mul_row<T>, &avx512::store_row<T>, quantize};
   if (which == Isa::kAvx2) return {&avx2::rms_norm_row<T>, &avx2::silu_mul_row<T>, &avx2::store_row<T>, quantize};
 #endif
   return {&scalar::rms_norm_row<T>, &scalar::silu_mul_row<T>, &scalar::store_row<T>, quantize};
@@ -88,8 +89,8 @@ void rms_norm_rows(const RmsNormArgs& a) {
     float* const y = scratch(a.cols);
     for (int64_t r = begin; r < end; ++r) {
       kernels.rms_norm(row<T>(a.x, r, a.x_stride), row<T>(a.residual, r, a.residual_stride),
-                       const_cast<T*>(row<T>(a.residual_out, r, a.residual_out_stride)), static_cast<const T*>(a.weight),
-                       a.cols, a.eps, y);
+                       const_cast<T*>(row<T>(a.residual_out, r, a.residual_out_stride)),
+                       static_cast<const T*>(a.weight), a.cols, a.eps, y);
       finish_row(kernels, y, a.cols, r, a.out);
     }
   });

@@ -11,8 +11,9 @@
 #include <immintrin.h>
 #define SK_PRAGMA(x) _Pragma(#x)
 #define SK_TARGET_AVX2_BEGIN SK_PRAGMA(GCC push_options) SK_PRAGMA(GCC target("avx2,fma,f16c,bmi2"))
-#define SK_TARGET_AVX512_BEGIN \
-  SK_PRAGMA(GCC push_options) SK_PRAGMA(GCC target("avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"))
+#define SK_TARGET_AVX512_BEGIN                                                                              \
+  SK_PRAGMA(GCC push_options) SK_PRAGMA(GCC target("avx2,fma,f16c,bmi2,avx512f,avx512bw,avx512dq,avx512vl," \
+                                                   "avx512vnni"))
 #define SK_TARGET_END SK_PRAGMA(GCC pop_options)
 #else
 #define SK_X86 0
@@ -23,9 +24,9 @@ namespace sk {
 // kAvx2 asks for AVX2, FMA and F16C; kAvx512 for F, BW, DQ, VL and VNNI on top (Cascade Lake, Zen 4 and later).
 enum class Isa { kScalar = 0, kAvx2 = 1, kAvx512 = 2 };
 
-Isa isa();                          // the set in use: the machine's best, or SPECDEC_CPU_ISA where that is less
-Isa machine_isa();                  // the best that this machine can run
-const char* isa_name(Isa which);    // "scalar", "avx2", "avx512"
-bool set_isa(const char* name);     // for tests and benchmarks; false if the machine can't run it
+Isa isa();                        // the set in use: the machine's best, or SPECDEC_CPU_ISA where that is less
+Isa machine_isa();                // the best that this machine can run
+const char* isa_name(Isa which);  // "scalar", "avx2", "avx512"
+bool set_isa(const char* name);   // for tests and benchmarks; false if the machine can't run it
 
 }  // namespace sk

@@ -1,8 +1,8 @@
 // quantize_int8: floats to int8 codes with one scale (and zero point) per group of a row. Formula: sk/quantize.h.
 //
 // A group is read twice, once for its range and once for its codes; the second reading comes from the cache. Ranges are
-// found with integer maxima on the bit patterns, which can't lose a NaN. Codes cost one IEEE division per value, or in the
-// AVX2 region a multiplication that is proved to give the same code (codes_by_reciprocal.inc).
+// found with integer maxima on the bit patterns, which can't lose a NaN. Codes cost one IEEE division per value, or in
+// the AVX2 region a multiplication that is proved to give the same code (codes_by_reciprocal.inc).
 #include "cpu/quantize.h"
 
 #include "cpu/float_mode.h"

@@ -14,7 +14,7 @@
 namespace sk {
 namespace {
 
-constexpr int64_t kScanBlock = 2048;  // ids per maximum when only the argmax is wanted
+constexpr int64_t kScanBlock = 2048;   // ids per maximum when only the argmax is wanted
 constexpr double kNegligible = -30.0;  // 10^6 weights of e^-30 are 1e-7 of the total
 
 // out[b] = largest entry of block b, the last block may be short; returns whether a NaN was met.

@@ -40,10 +40,13 @@ inline void convert_f16(const F16* x, float* out) {
 SK_TARGET_END
 #endif
 
-#define SK_ROW_SET(space) \
-  {{space::max_blocks<float>, space::load64<float>, space::masses<float>}, \
-   {space::max_blocks<F16>, space::load64<F16>, space::masses<F16>}, \
-   {space::max_blocks<BF16>, space::load64<BF16>, space::masses<BF16>}}
+#define SK_ROW_SET(space)                                                   \
+  {                                                                         \
+    {space::max_blocks<float>, space::load64<float>, space::masses<float>}, \
+        {space::max_blocks<F16>, space::load64<F16>, space::masses<F16>}, { \
+      space::max_blocks<BF16>, space::load64<BF16>, space::masses<BF16>     \
+    }                                                                       \
+  }
 #define SK_GROUP_SET(space) {space::exp64, space::first_words}
 
 #if SK_X86

@@ -147,7 +147,7 @@ const bool fork_handler = [] {
   return true;
 }();
 
-// ---- torch's workers -------------------------------------------------------------------------------------------------
+// ---- torch's workers ----------------------------------------------------------------------------
 
 using GompParallel = void (*)(void (*run)(void*), void* context, unsigned threads, unsigned flags);
 

@@ -3,11 +3,12 @@
 // torch's OpenMP workers spin for milliseconds after each parallel operation, so a second pool beside them would share
 // its cores with them: mixed with torch operations, our kernels lost a third of their speed that way. This module links
 // no OpenMP runtime. It looks for the one that torch has brought into the process and asks it to run a team
-// (GOMP_parallel, the entry point of GCC's runtime that LLVM's and Intel's offer as well). Where there is none, and in a
-// forked child, whose parent's workers are gone, a small pool of our own does the work.
+// (GOMP_parallel, the entry point of GCC's runtime that LLVM's and Intel's offer as well). Where there is none, and in
+// a forked child, whose parent's workers are gone, a small pool of our own does the work.
 //
-// Results never depend on the split: a kernel may only divide work between outputs. Calls from several Python threads do
-// not wait for each other: each gets a team of its own from OpenMP, and our own pool lets the second caller work alone.
+// Results never depend on the split: a kernel may only divide work between outputs. Calls from several Python threads
+// do not wait for each other: each gets a team of its own from OpenMP, and our own pool lets the second caller work
+// alone.
 #pragma once
 #include <cstdint>
 #include <type_traits>
@@ -31,8 +32,8 @@ void parallel_for(int threads, int64_t n, int64_t grain, F&& body) {
       const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-bool torch_pool();                 // whether torch's OpenMP workers do the work
-void use_own_pool(bool own);       // for tests and benchmarks
-int pool_workers();                // how many workers our own pool has now
+bool torch_pool();            // whether torch's OpenMP workers do the work
+void use_own_pool(bool own);  // for tests and benchmarks
+int pool_workers();           // how many workers our own pool has now
 
 }  // namespace sk

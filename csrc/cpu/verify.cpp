@@ -234,9 +234,9 @@ void sample(const SampleCall& call, int threads) {
       if (!row.empty() && greedy) id = row.argmax();
       if (!row.empty() && !greedy) {
         row.weigh(filters, t);
-        id = draw(RowWeights(row), Noise{static_cast<uint64_t>(call.sampling.seed[b]),
-                                         static_cast<uint64_t>(call.sampling.position[b]),
-                                         static_cast<Stream>(call.stream), static_cast<uint32_t>(call.index[b])});
+        id = draw(RowWeights(row),
+                  Noise{static_cast<uint64_t>(call.sampling.seed[b]), static_cast<uint64_t>(call.sampling.position[b]),
+                        static_cast<Stream>(call.stream), static_cast<uint32_t>(call.index[b])});
       }
     }
     call.tokens[b] = id;

@@ -28,7 +28,7 @@ struct Sampling {
   PerRequest<float> temperature;
   PerRequest<int32_t> top_k;
   PerRequest<float> top_p, min_p;
-  const int64_t* seed;      // may be null if every request is greedy
+  const int64_t* seed;  // may be null if every request is greedy
   const int64_t* position;
 
   Filters filters(int64_t b) const { return {temperature[b], top_k[b], top_p[b], min_p[b]}; }

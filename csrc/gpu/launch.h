@@ -1,5 +1,6 @@
 // The GPU launchers as seen from C++: plain structs and error codes, no vendor header. Addresses are device addresses,
-// strides count elements, offsets are 64 bits. A launcher returns 0 or a code that error_name() and error_text() explain.
+// strides count elements, offsets are 64 bits. A launcher returns 0 or a code that error_name() and error_text()
+// explain.
 #pragma once
 #include <cstdint>
 

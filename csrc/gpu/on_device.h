@@ -1,5 +1,5 @@
-// Makes a device current for as long as this object lives. The launch goes to the device of the stream, and the caller's
-// own choice of device is not disturbed.
+// Makes a device current for as long as this object lives. The launch goes to the device of the stream, and the
+// caller's own choice of device is not disturbed.
 #pragma once
 #include "sk/gpu/compat.h"
 

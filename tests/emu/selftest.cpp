@@ -31,7 +31,8 @@ bool block_reduction() {
     high[i] = Block::reduce(x[threadIdx.x], sk::gpu::Max());
     low[i] = -Block::reduce(-x[threadIdx.x], sk::gpu::Max());
   });
-  return std::count(high.begin(), high.end(), kThreads) == 3 * kThreads && std::count(low.begin(), low.end(), 1) == 3 * kThreads;
+  return std::count(high.begin(), high.end(), kThreads) == 3 * kThreads &&
+         std::count(low.begin(), low.end(), 1) == 3 * kThreads;
 }
 
 bool wave_reduction() {
@@ -110,8 +111,10 @@ bool overrun() {
 
 bool split_barrier() {  // half of a wave at a barrier, the other half in an exchange
   simt::launch(1, 64, [&] {
-    if (static_cast<int>(threadIdx.x) % wave() < 16) shuffle_xor(1, 1);
-    else __syncthreads();
+    if (static_cast<int>(threadIdx.x) % wave() < 16)
+      shuffle_xor(1, 1);
+    else
+      __syncthreads();
   });
   return true;
 }
@@ -133,11 +136,16 @@ bool thrown() {
 }
 
 const std::vector<std::pair<std::string, bool (*)()>> kTests = {
-    {"block_reduction", block_reduction},     {"wave_reduction", wave_reduction},
-    {"early_return", early_return},           {"missing_barrier", missing_barrier},
-    {"thirty_two_lanes", thirty_two_lanes},   {"read_before_write", read_before_write},
-    {"stale_shared", stale_shared},           {"overrun", overrun},
-    {"split_barrier", split_barrier},         {"returned_lane", returned_lane},
+    {"block_reduction", block_reduction},
+    {"wave_reduction", wave_reduction},
+    {"early_return", early_return},
+    {"missing_barrier", missing_barrier},
+    {"thirty_two_lanes", thirty_two_lanes},
+    {"read_before_write", read_before_write},
+    {"stale_shared", stale_shared},
+    {"overrun", overrun},
+    {"split_barrier", split_barrier},
+    {"returned_lane", returned_lane},
     {"thrown", thrown},
 };
 

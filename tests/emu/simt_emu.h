@@ -6,9 +6,9 @@
 // returned count as arrived at a block barrier, as on hardware; in a wave exchange they are an error.
 //
 // What it finds: missing barriers (the run order is forward, reverse or random, and some order then gives a wrong
-// result), code that assumes 32 lanes (the wave has 32 or 64), reads of shared memory before a write (it starts as 0xFF,
-// which is NaN as a float), writes beyond a shared array, and hangs (reported with who waits where). What it can't find:
-// anything about the memory model, races inside a wave, or bank conflicts. Blocks run one after another.
+// result), code that assumes 32 lanes (the wave has 32 or 64), reads of shared memory before a write (it starts as
+// 0xFF, which is NaN as a float), writes beyond a shared array, and hangs (reported with who waits where). What it
+// can't find: anything about the memory model, races inside a wave, or bank conflicts. Blocks run one after another.
 #pragma once
 #include <ucontext.h>
 
@@ -123,7 +123,8 @@ inline uint64_t exchange(uint64_t given, int source, Where where) {
   me->state = State::kInWave;
   me->where = where;
   Thread* first = me - lane();
-  const int lanes = std::min<int>(config.wave, static_cast<int>(block->threads->data() + block->threads->size() - first));
+  const int lanes =
+      std::min<int>(config.wave, static_cast<int>(block->threads->data() + block->threads->size() - first));
   bool all = true;
   for (Thread* t = first; t < first + lanes; ++t) {
     if (t->state == State::kDone) throw std::logic_error(where.text() + ": a lane of the wave has returned");
@@ -177,11 +178,13 @@ inline std::string who_waits() {
   std::map<std::string, std::vector<unsigned>> places;
   for (const Thread& t : *block->threads) {
     if (t.state == State::kDone) continue;
-    places[(t.state == State::kAtBarrier ? "at the barrier in " : "for the wave in ") + t.where.text()].push_back(number(t));
+    places[(t.state == State::kAtBarrier ? "at the barrier in " : "for the wave in ") + t.where.text()].push_back(
+        number(t));
   }
   std::string text = "hang: no thread of block " + std::to_string(block->index.x) + " can run";
   for (const auto& [place, who] : places)
-    text += "\n  " + std::to_string(who.size()) + " threads, thread " + std::to_string(who[0]) + " first, wait " + place;
+    text +=
+        "\n  " + std::to_string(who.size()) + " threads, thread " + std::to_string(who[0]) + " first, wait " + place;
   return text;
 }
 

@@ -20,7 +20,7 @@ enum Flag : int32_t {
   kBadDraft = 8,     // an examined draft row was unusable
 };
 
-constexpr int kGroup = 64;                // ids per group
+constexpr int kGroup = 64;               // ids per group
 constexpr uint32_t kPick = 0x80000000u;  // counters of the second number of a draw start here
 
 // What one draw's numbers are keyed by.

@@ -1,9 +1,10 @@
-// quantize_int8 and dequantize_int8 on the GPU. The formula is sk/quantize.h's, shared with the CPU, so codes are equal.
+// quantize_int8 and dequantize_int8 on the GPU. The formula is sk/quantize.h's, shared with the CPU, so codes are
+// equal.
 //
 // One team per group: a wave for short groups, a block for long ones. A thread takes packs of 16 bytes, size() packs
-// apart. Pass 1 finds the group's range, pass 2 makes the codes; the first kHeld packs of every thread stay in registers
-// between the passes, so a row of up to kHeld * 16 bytes * threads is read once, and a longer one again from the cache.
-// Where a row does not start on a 16-byte boundary, packs are read element by element.
+// apart. Pass 1 finds the group's range, pass 2 makes the codes; the first kHeld packs of every thread stay in
+// registers between the passes, so a row of up to kHeld * 16 bytes * threads is read once, and a longer one again from
+// the cache. Where a row does not start on a 16-byte boundary, packs are read element by element.
 #pragma once
 #include "sk/gpu/compat.h"  // first: the vendor's memcpy has to be known before numerics.h uses it
 #include "sk/gpu/reduce.cuh"

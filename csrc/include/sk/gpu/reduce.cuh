@@ -34,7 +34,9 @@ template <int kThreads>
 struct WaveTeam {
   __device__ static int size() { return wave(); }
   __device__ static int rank() { return threadIdx.x % wave(); }
-  __device__ static int64_t first() { return static_cast<int64_t>(blockIdx.x) * (kThreads / wave()) + threadIdx.x / wave(); }
+  __device__ static int64_t first() {
+    return static_cast<int64_t>(blockIdx.x) * (kThreads / wave()) + threadIdx.x / wave();
+  }
   __device__ static int64_t step() { return static_cast<int64_t>(gridDim.x) * (kThreads / wave()); }
   template <class T, class Op>
   __device__ static T reduce(T value, Op op) {
