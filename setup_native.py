@@ -163,8 +163,11 @@ def steps_of(name, build):
 
 def job_limit():
     """MAX_JOBS, or as many as there are cores and 2 GB of free memory each."""
-    if os.environ.get("MAX_JOBS"):
-        return max(1, int(os.environ["MAX_JOBS"]))
+    wish = os.environ.get("MAX_JOBS")
+    if wish:
+        if not wish.isdecimal() or int(wish) < 1:
+            raise SystemExit(f"MAX_JOBS: expected an integer of at least 1, got {wish!r}")
+        return int(wish)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
         room = int(re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())[1]) // (2 << 20)

@@ -64,3 +64,12 @@ def code_outputs(x, shape, group, symmetric, out, inputs, outputs):
         outputs["out[2]"] = validate.output("out[2]", out[2], torch.int32, per_group, device)
     validate.disjoint(outputs, inputs)
     return tuple(out)
+
+
+def group_count(cols, *per_group):
+    """How many groups a row has whose scale and zero point (None allowed) are ``per_group``, and their length."""
+    groups = 1
+    for value in per_group:
+        if value is not None and value.numel() != 1:
+            groups = max(groups, value.shape[-1])
+    return groups, cols // groups

@@ -13,7 +13,7 @@ holds one value, one per row [..., 1] or one per group [..., G].
 import torch
 
 from . import registry, validate
-from .code_outputs import code_outputs, group_length, integer, readable
+from .code_outputs import code_outputs, group_count, group_length, integer, readable
 
 _MAX_FLOAT = torch.finfo(torch.float32).max
 
@@ -115,15 +115,6 @@ def dequantize_int8(q, scale, zero_point=None, *, dtype=torch.float32):
     out = torch.empty(q.shape, dtype=dtype, device=q.device)
     registry.call("dequantize_int8", validate.device_type(q), q, scale, zero_point, out)
     return out
-
-
-def group_count(cols, *per_group):
-    """How many groups a row has whose scale and zero point (None allowed) are ``per_group``, and their length."""
-    groups = 1
-    for value in per_group:
-        if value is not None and value.numel() != 1:
-            groups = max(groups, value.shape[-1])
-    return groups, cols // groups
 
 
 def _static_output(x, scale, zero_point, out):

@@ -65,17 +65,6 @@ def row_stride(value):
     return value.shape[-1] if first is None else first
 
 
-def output_rows(name, value):
-    """Refuses an output whose rows are strided inside, unevenly spaced, or lie on each other."""
-    if value.is_contiguous():
-        return value
-    rows(name, value)
-    stride = row_stride(value)
-    if stride is None or (stride < value.shape[-1] and value.numel() > value.shape[-1]):
-        raise ValueError(f"{name}: expected evenly spaced rows that don't overlap, got strides {list(value.stride())}")
-    return value
-
-
 def output(name, value, dtype, shape, device):
     """Refuses an output of another kind, or whose rows are strided inside, unevenly spaced, or lie on each other."""
     if (

@@ -1,8 +1,8 @@
 """The quantise family on the CPU. The arguments' form: quantize.py, fused_quantize.py."""
 
 from .. import native
+from ..code_outputs import group_count
 from ..native import DTYPE_CODE, launch
-from ..quantize import group_count
 from ..validate import row_stride
 
 _quantize = native.cpu.quantize_int8

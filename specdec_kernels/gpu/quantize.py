@@ -1,7 +1,7 @@
 """The quantise family on the GPU. The arguments' form: quantize.py."""
 
+from ..code_outputs import group_count
 from ..native import DTYPE_CODE
-from ..quantize import group_count
 from ..validate import row_stride
 
 _NONE = 0, 0, 0  # no zero point: null address

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..quantize import group_count
+from ..code_outputs import group_count
 from .philox import philox4x32
 
 _SMALLEST_SCALE = 2.0**-126

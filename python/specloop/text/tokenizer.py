@@ -74,7 +74,7 @@ _BYTE_OF = _byte_alphabet()
 class Tokenizer:
     """Text to ids and back. Immutable; may be used from several threads."""
 
-    def __init__(self, model, raw, added, *, vocab_size, bos_id, pad_id, eos_ids, add_bos):
+    def __init__(self, model, raw, added, *, vocab_size, bos_id, eos_id, pad_id, eos_ids, add_bos):
         self._model = model  # tokenizers.Tokenizer that holds the ordinary tokens only
         self._raw = raw  # id -> bytes of the tokens that are not made of byte characters
         self._always = _splitter(added[_USER_DEFINED])
@@ -83,6 +83,7 @@ class Tokenizer:
         self.vocab_size = vocab_size
         self.bos_id = bos_id  # None if the model has none
         self.pad_id = pad_id
+        self.eos_id = eos_id  # the one that the chat template knows as eos_token, or None
         self.eos_ids = eos_ids  # frozenset of all ids that end a text
         self.add_bos = add_bos  # whether the model wants its BOS in front of a plain prompt
 
@@ -123,6 +124,7 @@ class Tokenizer:
             vocab_size=len(tokens),
             bos_id=named["bos"],
             pad_id=named["padding"],
+            eos_id=named["eos"],
             eos_ids=frozenset(ends - {None}),
             add_bos=add_bos and named["bos"] is not None,
         )
