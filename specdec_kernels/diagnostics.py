@@ -7,9 +7,6 @@ import torch
 
 from . import __version__, native, registry
 
-# A compiled backend's module; reference needs none.
-_MODULES = {"cpu": "_C_cpu", "cuda": "_C_cuda", "hip": "_C_hip"}
-
 
 def report():
     """Everything that ``python -m specdec_kernels --json`` prints, as plain dicts and lists."""
@@ -35,18 +32,10 @@ def _cpu():
     return facts
 
 
-def _build_info():
-    try:
-        from . import _build_info
-    except Exception:  # a copy of the source that was never built
-        return {}, {}
-    return _build_info.BUILT, _build_info.REASONS
-
-
 def _backend(name, status):
-    built, reasons = _build_info()
-    module = _MODULES.get(name)
-    facts = {"built": None if module is None else module in built, "usable": status["usable"]}
+    built, reasons = registry.build_info()
+    module = registry.COMPILED.get(name)
+    facts = {"built": status["built"], "usable": status["usable"]}
     facts["reason"] = status["reason"]
     facts["operations"] = status["operations"]
     if module in built:
@@ -81,8 +70,7 @@ def text(facts):
         lines.append(f"{name}={value}")
     lines += ["", _row("backend", "built", "usable")]
     for name, backend in facts["backends"].items():
-        built = {None: "-", True: "yes", False: "no"}[backend["built"]]
-        lines.append(_row(name, built, "yes" if backend["usable"] else "no", _remark(name, backend, cpu)))
+        lines.append(_row(name, "yes" if backend["built"] else "no", "yes" if backend["usable"] else "no", _remark(name, backend, cpu)))
     lines += ["", _row("operation", *(f"{device} tensors" for device in registry.ORDER), widths=(26, 16))]
     for operation, devices in facts["operations"].items():
         served = [serving["serves"] or "nothing" for serving in devices.values()]

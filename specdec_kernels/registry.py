@@ -30,7 +30,8 @@ OPERATIONS = (
     "attend_int8",
     "dequantize_ggml",
 )
-BACKENDS = ("reference", "cpu", "cuda", "hip")
+BACKENDS = ("reference", "cpu", "triton", "cuda", "hip")
+COMPILED = {"cpu": "_C_cpu", "cuda": "_C_cuda", "hip": "_C_hip"}  # the modules that setup.py may have built
 # Fastest first. ROCm tensors have device type "cuda", too.
 ORDER = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "hip", "reference")}
 
@@ -45,7 +46,7 @@ class Unsupported(Exception):
 
 _forced = contextvars.ContextVar("specdec_backend", default=None)
 _modules = {}  # backend -> (module or None, reason or None)
-_chosen = {}  # (operation, device type, forced name) -> tuple of (backend, function)
+_chosen = {}  # _key(operation, device type) -> tuple of (backend, function)
 _declined = {}  # (operation, backend) -> last reason
 
 
@@ -59,6 +60,8 @@ def module(backend):
 def _load(backend):
     if backend == "cpu" and native.cpu is None:
         return None, native.cpu_reason
+    if backend == "triton":
+        return None, "this version has no triton kernels"
     if backend in ("cuda", "hip"):
         try:
             from . import gpu
@@ -76,26 +79,41 @@ def forced_backend():
     return _forced.get()
 
 
+# The environment is looked at in every call, since a program may change it; through os.environ itself that would cost
+# as much as a small kernel. Its dictionary is what os.environ reads and writes.
+_variables = os.environ._data
+_ALL = os.environ.encodekey("SPECDEC_BACKEND")
+_ONE = {operation: os.environ.encodekey(f"SPECDEC_BACKEND_{operation.upper()}") for operation in OPERATIONS}
+
+
+def _key(operation, device_type):
+    """All that the choice of a backend depends on."""
+    return operation, device_type, _forced.get(), _variables.get(_ONE[operation]), _variables.get(_ALL)
+
+
 def environment_choice(operation):
-    """The backend that the environment asks for, or None."""
-    return os.environ.get(f"SPECDEC_BACKEND_{operation.upper()}") or os.environ.get("SPECDEC_BACKEND") or None
+    """``(variable, backend)`` that the environment asks for, or ``(None, None)``. A variable that is empty is not set."""
+    for variable in (f"SPECDEC_BACKEND_{operation.upper()}", "SPECDEC_BACKEND"):
+        if os.environ.get(variable):
+            return variable, os.environ[variable]
+    return None, None
 
 
 def candidates(operation, device_type):
     """The functions that may serve the operation on that device, best first: a tuple of (backend, function)."""
-    forced = _forced.get()
-    key = (operation, device_type, forced)
+    key = _key(operation, device_type)
     found = _chosen.get(key)
     if found is None:
-        found = _chosen[key] = _find(operation, device_type, forced or environment_choice(operation))
+        found = _chosen[key] = _find(operation, device_type)
     return found
 
 
-def _find(operation, device_type, name):
+def _find(operation, device_type):
     order = ORDER.get(device_type, ("reference",))
+    asks, name = ("use_backend", _forced.get()) if _forced.get() else environment_choice(operation)
     if name is not None:
         if name not in BACKENDS:
-            raise BackendUnavailable(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+            raise BackendUnavailable(f"{asks}: expected one of {', '.join(BACKENDS)}, got {name!r}")
         if name not in order:
             raise BackendUnavailable(f"{name}: does not serve {device_type} tensors (only {', '.join(order)} do)")
         order = (name,)
@@ -115,7 +133,7 @@ def _find(operation, device_type, name):
 
 def call(operation, device_type, *args):
     """Runs the operation on the first backend that serves it. ``args`` are validated and in the backends' own form."""
-    found = _chosen.get((operation, device_type, _forced.get()))
+    found = _chosen.get(_key(operation, device_type))
     if found is None:
         found = candidates(operation, device_type)
     reasons = []
@@ -140,7 +158,7 @@ def use_backend(name):
     operation or can't serve that call.
     """
     if name not in BACKENDS:
-        raise BackendUnavailable(f"backend: expected one of {', '.join(BACKENDS)}, got {name!r}")
+        raise BackendUnavailable(f"name: expected one of {', '.join(BACKENDS)}, got {name!r}")
     loaded, reason = module(name)
     if loaded is None:
         raise BackendUnavailable(f"{name}: {reason}")
@@ -151,20 +169,29 @@ def use_backend(name):
         _forced.reset(token)
 
 
-def backends():
-    """Per backend: ``{"usable": bool, "reason": str | None, "operations": [...], "declined": {...}}``.
+def build_info():
+    """``(built, reasons)`` as setup.py left them: per module its build, or why there is none; empty without a build."""
+    try:
+        from . import _build_info
+    except Exception:  # a copy of the source that was never built
+        return {}, {}
+    return _build_info.BUILT, _build_info.REASONS
 
-    ``declined`` holds, per operation, why the backend last passed a call on to the next one.
+
+def backends():
+    """Per backend: ``{"built": bool, "usable": bool, "reason": str | None, "operations": [...], "declined": {...}}``.
+
+    ``reason`` says why it is not usable; ``declined`` holds, per operation, why the backend last passed a call on to the
+    next one. The reference needs no build: ``built`` is True.
     """
     status = {}
     for name in BACKENDS:
         loaded, reason = module(name)
-        operations = [op for op in OPERATIONS if hasattr(loaded, op)]
-        declined = {op: text for (op, backend), text in _declined.items() if backend == name}
         status[name] = {
+            "built": name == "reference" or COMPILED.get(name) in build_info()[0],
             "usable": loaded is not None,
             "reason": reason,
-            "operations": operations,
-            "declined": declined,
+            "operations": [op for op in OPERATIONS if hasattr(loaded, op)],
+            "declined": {op: text for (op, backend), text in _declined.items() if backend == name},
         }
     return status

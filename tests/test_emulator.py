@@ -74,7 +74,7 @@ def emulated(request, monkeypatch):
     compiled = emulator.compiled()
     emulator.configure(ctypes.CDLL(compiled.__file__), *request.param)
     for name, function in gpu.operations(compiled, lambda tensor: (0, 0)).items():
-        monkeypatch.setitem(registry._chosen, (name, "cpu", None), (("emulator", function),))
+        monkeypatch.setitem(registry._chosen, registry._key(name, "cpu"), (("emulator", function),))
 
 
 def _values(rows, cols, dtype, seed=0):
