@@ -1,17 +1,9 @@
 """What the int8 operations share: reading arguments about rows and groups; outputs, new or the caller's, checked."""
 
-import operator
-
 import torch
 
 from . import native, validate
-
-
-def integer(name, value):
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name}: expected an int, got {type(value).__name__}") from None
+from .validate import integer
 
 
 def readable(name, value):

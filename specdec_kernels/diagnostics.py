@@ -70,7 +70,8 @@ def text(facts):
         lines.append(f"{name}={value}")
     lines += ["", _row("backend", "built", "usable")]
     for name, backend in facts["backends"].items():
-        lines.append(_row(name, "yes" if backend["built"] else "no", "yes" if backend["usable"] else "no", _remark(name, backend, cpu)))
+        built, usable = ("yes" if backend[fact] else "no" for fact in ("built", "usable"))
+        lines.append(_row(name, built, usable, _remark(name, backend, cpu)))
     lines += ["", _row("operation", *(f"{device} tensors" for device in registry.ORDER), widths=(26, 16))]
     for operation, devices in facts["operations"].items():
         served = [serving["serves"] or "nothing" for serving in devices.values()]

@@ -12,6 +12,7 @@ A fused operation gives the codes of the plain one followed by ``quantize_int8``
 """
 
 import math
+import numbers
 
 from . import registry, validate
 from .code_outputs import code_outputs, group_length, readable
@@ -83,7 +84,7 @@ def _norm_arguments(x, weight, eps, residual, residual_out):
     if weight.shape[0] != x.shape[-1]:
         raise ValueError(f"weight: expected shape [{x.shape[-1]}], got {list(weight.shape)}")
     validate.rows("weight", weight)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)):
+    if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
         raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
     if not 0 <= eps < math.inf:
         raise ValueError(f"eps: expected a finite number >= 0, got {eps}")

@@ -13,7 +13,7 @@ groups, 16]. The layout is the same for every instruction set and for the refere
 import torch
 
 from . import registry
-from .validate import FLOATS, output, rows, shape, tensor
+from .validate import FLOATS, integer, output, rows, shape, tensor
 
 LAYOUT, VERSION = "i8-panel16x4", 1
 PANEL, STEP = 16, 4
@@ -24,9 +24,7 @@ def check_group(k, group_size):
     """The group size that applies to K values per row: ``group_size``, or K for None."""
     if k < 1:
         raise ValueError(f"weight: expected rows of at least one value, got K = {k}")
-    group = k if group_size is None else group_size
-    if isinstance(group, bool) or not isinstance(group, int):
-        raise TypeError(f"group_size: expected an int or None, got {type(group_size).__name__}")
+    group = k if group_size is None else integer("group_size", group_size)
     if group < 1 or k % group:
         raise ValueError(f"group_size: expected a divisor of K = {k}, got {group}")
     if group > MAX_GROUP:

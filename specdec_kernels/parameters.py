@@ -13,8 +13,8 @@ import torch
 
 from . import validate
 
-_FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _INTS = (torch.int32, torch.int64)
+_NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTS)
 _INT32_MAX = 2**31 - 1
 
 
@@ -36,17 +36,20 @@ def min_p(value, requests, device):
 
 
 def _float(name, value, requests, device, low, high, expected):
-    if type(value) is float or type(value) is int:
+    if type(value) is float:
         number = ctypes.c_float(value).value
     elif isinstance(value, torch.Tensor):
-        value = validate.tensor(name, value, _FLOATS, 1, device)
+        value = validate.tensor(name, value, _NUMBERS, 1, device)
         validate.shape(name, value, (requests,))
         value = value.float().contiguous()
         if device.type == "cpu" and not all(_inside(x, low, high) for x in value.tolist()):
             raise ValueError(f"{name}: expected {expected} for every request, got {value.tolist()}")
         return value
     elif isinstance(value, numbers.Real) and not isinstance(value, bool):
-        number = ctypes.c_float(float(value)).value
+        try:
+            number = ctypes.c_float(float(value)).value
+        except OverflowError:  # an int beyond every float
+            number = math.inf if value > 0 else -math.inf
     else:
         raise TypeError(f"{name}: expected a number or a tensor [B], got {type(value).__name__}")
     if not _inside(number, low, high):
@@ -77,14 +80,16 @@ def top_k(value, requests, device):
 
 
 def keys(seed, position, requests, device, greedy):
-    """Seed and position as contiguous int64 tensors [B]; both None if every request is greedy."""
-    if greedy:
-        return None, None
+    """Seed and position as contiguous int64 tensors [B]; both None, but checked, if every request is greedy."""
     for name, value in (("seed", seed), ("position", position)):
         if value is None:
+            if greedy:
+                continue
             raise ValueError(f"{name}: expected an int64 tensor [{requests}] unless temperature is 0, got None")
         validate.tensor(name, value, (torch.int64,), 1, device)
         validate.shape(name, value, (requests,))
-    if device.type == "cpu" and requests and min(position.tolist()) < 0:
+    if position is not None and device.type == "cpu" and requests and min(position.tolist()) < 0:
         raise ValueError(f"position: expected values >= 0, got {position.tolist()}")
+    if greedy:
+        return None, None
     return seed.contiguous(), position.contiguous()

@@ -10,6 +10,9 @@ zero_point is None if ``symmetric``; ``seed`` is None for round-half-to-even. A 
 holds one value, one per row [..., 1] or one per group [..., G].
 """
 
+import math
+import numbers
+
 import torch
 
 from . import registry, validate
@@ -64,6 +67,7 @@ def quantize_int8(
     group = group_length(group_size, cols)
     if stochastic_seed is not None:
         stochastic_seed = integer("stochastic_seed", stochastic_seed) & 0xFFFFFFFFFFFFFFFF
+    if stochastic_offset != 0:
         stochastic_offset = integer("stochastic_offset", stochastic_offset)
         if stochastic_offset < 0:
             raise ValueError(f"stochastic_offset: expected an index >= 0, got {stochastic_offset}")
@@ -127,7 +131,8 @@ def _static_output(x, scale, zero_point, out):
             raise ValueError("out: expected q, or q with the given scale and zero point themselves, got other tensors")
         out = out[0]
     validate.output("out", out, torch.int8, x.shape, x.device)
-    validate.disjoint({"out": out}, {"x": x, "scale": scale} if isinstance(scale, torch.Tensor) else {"x": x})
+    inputs = {"x": x, "scale": scale, "zero_point": zero_point}
+    validate.disjoint({"out": out}, {name: t for name, t in inputs.items() if isinstance(t, torch.Tensor)})
     return out
 
 
@@ -148,11 +153,13 @@ def _static(x, scale, zero_point, group):
 
 def _per_group(name, value, dtype, x):
     """A number or tensor as a tensor that holds one value, one per row, or one per group of x."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
         if dtype is torch.int32:
             value = integer(name, value)
             if not -(2**31) <= value < 2**31:
                 raise ValueError(f"{name}: expected an int32, got {value}")
+        elif abs(value) > _MAX_FLOAT:
+            value = math.inf if value > 0 else -math.inf  # of an int that torch can't convert, too
         return torch.tensor([value], dtype=dtype, device=x.device)
     validate.tensor(name, value, (dtype,), device=x.device)
     if value.numel() == 1:

@@ -92,7 +92,7 @@ def _key(operation, device_type):
 
 
 def environment_choice(operation):
-    """``(variable, backend)`` that the environment asks for, or ``(None, None)``. A variable that is empty is not set."""
+    """``(variable, backend)`` that the environment asks for, or ``(None, None)``; an empty one is not set."""
     for variable in (f"SPECDEC_BACKEND_{operation.upper()}", "SPECDEC_BACKEND"):
         if os.environ.get(variable):
             return variable, os.environ[variable]
@@ -181,8 +181,8 @@ def build_info():
 def backends():
     """Per backend: ``{"built": bool, "usable": bool, "reason": str | None, "operations": [...], "declined": {...}}``.
 
-    ``reason`` says why it is not usable; ``declined`` holds, per operation, why the backend last passed a call on to the
-    next one. The reference needs no build: ``built`` is True.
+    ``reason`` says why it is not usable; ``declined`` holds, per operation, why the backend last passed a call on to
+    the next one. The reference needs no build: ``built`` is True.
     """
     status = {}
     for name in BACKENDS:

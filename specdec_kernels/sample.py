@@ -48,8 +48,9 @@ def sample(
     top_p = parameters.top_p(top_p, requests, device)
     min_p = parameters.min_p(min_p, requests, device)
     seed, position = parameters.keys(seed, position, requests, device, greedy)
-    if not isinstance(stream, int) or not 0 <= stream <= 255:
-        raise ValueError(f"stream: expected an integer in [0, 255], got {stream!r}")
+    stream = validate.integer("stream", stream)
+    if not 0 <= stream <= 255:
+        raise ValueError(f"stream: expected an integer in [0, 255], got {stream}")
     index = _index(index, requests, device)
 
     tokens = logits.new_empty((requests,), dtype=torch.int64)
@@ -67,8 +68,7 @@ def _index(value, requests, device):
         if device.type == "cpu" and not all(0 <= i < 2**24 for i in value.tolist()):
             raise ValueError(f"index: expected values in [0, 2^24), got {value.tolist()}")
         return value.int().contiguous()
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"index: expected an integer or a tensor [B], got {type(value).__name__}")
+    value = validate.integer("index", value)
     if not 0 <= value < 2**24:
         raise ValueError(f"index: expected a value in [0, 2^24), got {value}")
     return value

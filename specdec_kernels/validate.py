@@ -3,6 +3,8 @@
 The first test of each function is the whole check for a good tensor; only a bad one pays for finding the right words.
 """
 
+import operator
+
 import torch
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
@@ -25,6 +27,18 @@ def tensor(name, value, dtypes, ndim=None, device=None):
     if device is not None and value.device != device:
         raise ValueError(f"{name}: expected a tensor on {device} like the first one, got one on {value.device}")
     return value
+
+
+def integer(name, value):
+    """``value`` as a Python int: ints and what counts as one (NumPy's), but no bool."""
+    if type(value) is int:
+        return value
+    try:
+        if not isinstance(value, bool):
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise TypeError(f"{name}: expected an integer, got {type(value).__name__}")
 
 
 def device_type(value):

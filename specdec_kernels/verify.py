@@ -191,8 +191,7 @@ def _max_drafts(value, longest):
         if longest is None:
             raise ValueError("max_drafts: expected an integer when the tensors are not on the CPU, got None")
         return longest
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"max_drafts: expected an integer or None, got {type(value).__name__}")
+    value = validate.integer("max_drafts", value)
     if value < (longest or 0):
         raise ValueError(f"max_drafts: expected at least the longest request's {longest or 0} drafts, got {value}")
     return value

@@ -1,5 +1,6 @@
 """quantize_int8 and dequantize_int8: any shape, stride and alignment, no byte beside the tensors, every refusal."""
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -169,6 +170,9 @@ def test_out_is_checked():
         sk.quantize_int8(x, scale=scale.fill_(1), out=(q, scale.clone()))
     assert sk.quantize_int8(x, scale=scale, out=(q, scale))[0] is q
     assert sk.quantize_int8(x, scale=scale, out=q)[0] is q
+    zero = torch.zeros(4, 2, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"out: .*overlaps zero_point"):
+        sk.quantize_int8(x, scale=1.0, zero_point=zero[:, :1], symmetric=False, out=zero.view(torch.int8))
 
 
 def test_out_between_the_rows_of_x(backend):
@@ -195,6 +199,8 @@ def test_refusals():
         (lambda: sk.quantize_int8(good, group_size=2.0), TypeError, "group_size: expected an int"),
         (lambda: sk.quantize_int8(good, stochastic_seed=1.5), TypeError, "stochastic_seed"),
         (lambda: sk.quantize_int8(good, stochastic_seed=1, stochastic_offset=-1), ValueError, "stochastic_offset"),
+        (lambda: sk.quantize_int8(good, stochastic_offset="0"), TypeError, "stochastic_offset"),
+        (lambda: sk.quantize_int8(good, scale=10**400), ValueError, "scale: expected positive finite"),
         (lambda: sk.quantize_int8(good, scale=torch.ones(4, 3)), ValueError, "scale: expected"),
         (lambda: sk.quantize_int8(good, scale=torch.ones(4, 1).half()), TypeError, "scale: expected dtype float32"),
         (lambda: sk.quantize_int8(good, scale=torch.ones(4, 2), group_size=2), ValueError, "group_size: expected 4"),
@@ -205,6 +211,13 @@ def test_refusals():
     for call, error, message in cases:
         with pytest.raises(error, match=message):
             call()
+
+
+def test_numbers_of_numpy():
+    x, weight, half = torch.randn(4, 8), torch.ones(8), np.float32(0.5)
+    assert torch.equal(sk.quantize_int8(x, scale=half)[0], sk.quantize_int8(x, scale=0.5)[0])
+    same(sk.rms_norm_quantize_int8(x, weight, half), sk.rms_norm_quantize_int8(x, weight, 0.5))
+    same(sk.quantize_int8(x, group_size=np.int64(4)), sk.quantize_int8(x, group_size=4))
 
 
 def test_inputs_are_not_modified(backend):

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -75,6 +76,10 @@ VALUES = [
     ("position", {"position": None}),
     ("position", {"position": torch.tensor([1, -1])}),
     ("seed", {"seed": None, "temperature": torch.zeros(2)}),
+    ("seed", {"temperature": 0, "seed": torch.tensor([1])}),
+    ("position", {"temperature": 0, "position": torch.tensor([1, -1])}),
+    ("temperature", {"temperature": 10**400}),
+    ("top_p", {"top_p": -(10**400)}),
     ("max_drafts", {"max_drafts": 1}),
     ("rule", {"rule": "blocks"}),
     ("rule", {"rule": None}),
@@ -98,6 +103,7 @@ TYPES = [
     ("seed", {"seed": 5}),
     ("seed", {"seed": torch.tensor([1, 2], dtype=torch.int32)}),
     ("max_drafts", {"max_drafts": 2.0}),
+    ("max_drafts", {"max_drafts": True}),
 ]
 
 
@@ -130,7 +136,6 @@ SAMPLE_VALUES = [
     ("seed", {"seed": None}),
     ("position", {"position": torch.tensor([-1, 0])}),
     ("stream", {"stream": 256}),
-    ("stream", {"stream": "plain"}),
     ("index", {"index": -1}),
     ("index", {"index": 2**24}),
     ("index", {"index": torch.tensor([0, -1])}),
@@ -145,7 +150,19 @@ def test_bad_values_of_sample(name, changes):
         sk.sample(arguments.pop("logits"), **arguments)
 
 
-@pytest.mark.parametrize("index", [1.0, None, True])
-def test_bad_index_type(index):
-    with pytest.raises(TypeError, match=r"^index: expected .*got"):
-        sk.sample(torch.zeros(2, 8), **keys(2), index=index)
+@pytest.mark.parametrize("name", ["index", "stream"])
+@pytest.mark.parametrize("value", [1.0, None, True, "plain"])
+def test_bad_types_of_sample(name, value):
+    with pytest.raises(TypeError, match=rf"^{name}: expected .*got"):
+        sk.sample(torch.zeros(2, 8), **keys(2), **{name: value})
+
+
+def test_numbers_of_every_kind():
+    plain = verify(temperature=torch.tensor([1.0, 0.0]), top_p=1.0, max_drafts=4, top_k=3)
+    same = verify(
+        temperature=torch.tensor([1, 0]), top_p=10**400, min_p=-(10**400), max_drafts=np.int64(4), top_k=np.int32(3)
+    )
+    assert torch.equal(plain.tokens, same.tokens) and plain.tokens.shape == (2, 5)
+    row, keyed = torch.zeros(1, 99), {"seed": torch.tensor([1]), "position": torch.tensor([2])}
+    numpy = sk.sample(row, index=np.int64(5), stream=np.int64(0), temperature=np.float32(1), **keyed)
+    assert torch.equal(numpy, sk.sample(row, index=5, stream=0, **keyed))
