@@ -7,7 +7,7 @@ back rejected drafts needs no copy.
 
 import torch
 
-from . import registry, validate
+from . import native, registry, validate
 
 _FLOAT = (torch.float32,)
 _CACHE = (torch.float32, torch.int8)
@@ -77,7 +77,9 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, *, m
     if mask is not None:
         validate.tensor("mask", mask, (torch.bool,), 3, q.device)
         validate.shape("mask", mask, (batch, rows, rows))
-        mask = mask.contiguous()
+        if not mask.is_contiguous():
+            native.not_recordable("mask had to be copied: it is not contiguous")
+            mask = mask.contiguous()
     if out is None:
         out = q.new_empty(q.shape)
     else:

@@ -15,9 +15,7 @@ def readable(name, value):
     validate.rows(name, value)
     if validate.row_stride(value) is not None:
         return value
-    recording = native.recorder.get()
-    if recording is not None:
-        recording.reason = f"{name} had to be copied: its rows are not evenly spaced"
+    native.not_recordable(f"{name} had to be copied: its rows are not evenly spaced")
     return value.contiguous()
 
 

@@ -12,7 +12,7 @@ groups, 16]. The layout is the same for every instruction set and for the refere
 
 import torch
 
-from . import registry
+from . import native, registry
 from .validate import FLOATS, integer, output, rows, shape, tensor
 
 LAYOUT, VERSION = "i8-panel16x4", 1
@@ -105,7 +105,9 @@ class Int8Weight:
 
     def rows(self, ids, *, out=None):
         """The dequantised rows ``ids`` (int64 [r]) in f32 [r, k]: an embedding lookup from a tied head."""
-        ids = tensor("ids", ids, (torch.int64,), 1, self.device).contiguous()
+        if not tensor("ids", ids, (torch.int64,), 1, self.device).is_contiguous():
+            native.not_recordable("ids had to be copied: they are not contiguous")
+            ids = ids.contiguous()
         if out is None:
             out = torch.empty(ids.shape[0], self.k, dtype=torch.float32, device=self.device)
         else:

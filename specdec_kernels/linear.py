@@ -8,7 +8,7 @@ single steps would give, at little more than the price of one.
 
 import torch
 
-from . import registry
+from . import native, registry
 from .int8_weight import Int8Weight, pack_int8
 from .validate import FLOATS, no_overlap, output, rows, shape, tensor
 
@@ -85,7 +85,15 @@ def _matrix(name, value, k):
     if len(sizes) == 2:
         return value, None
     lead = sizes[:-1]
-    return value.reshape(lead.numel(), k), lead
+    return _flat(name, value, lead.numel(), k), lead
+
+
+def _flat(name, value, m, columns):
+    """The value as a matrix [m, columns], a copy if its rows are not evenly spaced."""
+    matrix = value.reshape(m, columns)
+    if matrix.data_ptr() != value.data_ptr():
+        native.not_recordable(f"{name} had to be copied: its rows are not evenly spaced")
+    return matrix
 
 
 def _scales(scale, lead, m, groups):
@@ -95,7 +103,7 @@ def _scales(scale, lead, m, groups):
         if not sizes or sizes[-1] not in (1, groups) or sizes[:-1] != (lead if lead is not None else (m,)):
             like = "[M" if lead is None else f"[{', '.join(map(str, lead))}"
             raise ValueError(f"scale: expected shape {like}, 1] or {like}, {groups}], got {list(sizes)}")
-        scale = scale.reshape(m, sizes[-1])
+        scale = _flat("scale", scale, m, sizes[-1])
     return rows("scale", scale)
 
 

@@ -75,6 +75,13 @@ def threads():
 recorder = contextvars.ContextVar("specdec_recorder", default=None)
 
 
+def not_recordable(reason):
+    """Tells the recording that listens, if any, that running its calls again would not do the same work."""
+    recording = recorder.get()
+    if recording is not None:
+        recording.reason = reason
+
+
 def launch(function, *args):
     """Calls a compiled function; every call of the cpu backend goes through here, so that it can be recorded."""
     recording = recorder.get()

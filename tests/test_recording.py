@@ -63,3 +63,34 @@ def test_nothing_recorded():
         pass
     with pytest.raises(RuntimeError, match="holds no calls"):
         recording.run()
+
+
+def uneven(*sizes):
+    """A tensor [2, 3, ...] whose rows are not evenly spaced, so that a kernel can only read a copy of it."""
+    return torch.ones(2, 4, *sizes)[:, :3]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("x", lambda w: sk.linear_int8(uneven(64), w)),
+        ("x", lambda w: sk.linear_f32(uneven(64), torch.ones(4, 64))),
+        ("scale", lambda w: sk.linear_int8((torch.ones(2, 3, 64, dtype=torch.int8), uneven(1)), w)),
+        ("x", lambda w: sk.quantize_int8(uneven(64))),
+        ("ids", lambda w: w.rows(torch.zeros(4, dtype=torch.int64)[::2])),
+        ("verify", lambda w: sk.verify(torch.ones(1, 5), *NO_DRAFTS, temperature=0)),
+        ("sample", lambda w: sk.sample(torch.ones(1, 5), temperature=0)),
+    ],
+)
+def test_what_would_read_a_copy_or_not_run_again_is_not_recorded(name, call):
+    weight = sk.pack_int8(torch.ones(16, 64))
+    with sk.record() as recording:
+        sk.linear_int8(torch.ones(1, 64), weight)
+        assert recording.complete
+        call(weight)
+    assert not recording.complete
+    with pytest.raises(RuntimeError, match=f"recording: {name} "):
+        recording.run()
+
+
+NO_DRAFTS = torch.zeros(0, dtype=torch.int64), torch.zeros(2, dtype=torch.int32)

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..native import DTYPE_CODE, cpu, threads
+from ..native import DTYPE_CODE, cpu, not_recordable, threads
 
 
 def _rows(rows):
@@ -25,6 +25,7 @@ def verify(
     target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind,
     temperature, top_k, top_p, min_p, seed, position, tokens, num_accepted, logprobs, flags,
 ):  # fmt: skip
+    not_recordable("verify reads values that it was given as Python numbers and copies")
     cpu.verify(
         threads(),
         *tokens.shape,
@@ -49,6 +50,7 @@ def verify(
 
 
 def sample(logits, temperature, top_k, top_p, min_p, seed, position, stream, index, tokens, logprobs):
+    not_recordable("sample reads values that it was given as Python numbers and copies")
     cpu.sample(
         threads(),
         logits.shape[0],
