@@ -76,6 +76,13 @@ def test_thread_count_follows_torch_and_changes_nothing(pool):
         torch.set_num_threads(before)
 
 
+def test_an_exception_in_a_team_reaches_the_caller(pool):
+    for bad in (0, 7, 99):
+        with pytest.raises(MemoryError):
+            native.cpu.count_pieces(4, 100, bad)
+        assert native.cpu.count_pieces(4, 100, -1) == 100
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_a_pool_of_its_own(pool):

@@ -5,7 +5,9 @@
 #include <pybind11/stl.h>
 
 #include <array>
+#include <atomic>
 #include <cstdint>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -46,6 +48,17 @@ void bind_runtime(py::module_& m) {
   m.def("pool_workers", &sk::pool_workers);
   m.def("torch_pool", &sk::torch_pool);
   m.def("use_own_pool", &sk::use_own_pool);
+  m.def(  // for tests: counts the pieces, and the one that starts at `bad` throws
+      "count_pieces",
+      [](int threads, int64_t n, int64_t bad) {
+        std::atomic<int64_t> done{0};
+        sk::parallel_for(threads, n, 1, [&](int64_t begin, int64_t end) {
+          if (begin <= bad && bad < end) throw std::bad_alloc();
+          done += end - begin;
+        });
+        return done.load();
+      },
+      release_gil());
 }
 
 // ---- quantize family ----------------------------------------------------------------------------

@@ -11,8 +11,10 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <mutex>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -32,10 +34,31 @@ inline void relax() {
 #endif
 }
 
+// A job and how far it has got. An exception must not leave the thread it was thrown on (past an OpenMP team it would
+// end the process): the first one is kept for the caller, and the pieces that nobody has begun are dropped.
 struct Job {
-  void (*run)(void*, int64_t, int64_t) = nullptr;
-  void* context = nullptr;
-  int64_t n = 0, piece = 1;
+  Job(void (*run_)(void*, int64_t, int64_t), void* context_, int64_t n_, int64_t piece_)
+      : run(run_), context(context_), n(n_), piece(piece_) {}
+
+  void drain() noexcept {
+    for (;;) {
+      const int64_t begin = next.fetch_add(piece, std::memory_order_relaxed);
+      if (begin >= n) return;
+      try {
+        run(context, begin, begin + piece < n ? begin + piece : n);
+      } catch (...) {
+        next.store(n, std::memory_order_relaxed);
+        if (!failed.test_and_set()) error = std::current_exception();
+      }
+    }
+  }
+
+  void (*run)(void*, int64_t, int64_t);
+  void* context;
+  int64_t n, piece;
+  alignas(64) std::atomic<int64_t> next{0};
+  std::atomic_flag failed = ATOMIC_FLAG_INIT;
+  std::exception_ptr error;  // read by the caller once all have left
 };
 
 // One job at a time. `state_` holds (job number << 32 | closed bit | workers inside): a worker joins with one
@@ -44,19 +67,18 @@ struct Job {
 class Pool {
  public:
   // Returns false when another thread is using the pool.
-  bool run(int threads, const Job& job) {
+  bool run(int threads, Job& job) {
     if (busy_.test_and_set(std::memory_order_acquire)) return false;
     grow(threads - 1);
-    job_ = job;
+    job_ = &job;
     helpers_ = threads - 1;
-    next_.store(0, std::memory_order_relaxed);
     const uint64_t number = (state_.load(std::memory_order_relaxed) >> 32) + 1;
     state_.store(number << 32, std::memory_order_seq_cst);
     if (sleepers_.load(std::memory_order_seq_cst) != 0) {
       std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
-    drain();
+    job.drain();
     state_.fetch_or(kClosed, std::memory_order_acq_rel);
     for (int spin = 0; (state_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
       relax();
@@ -83,14 +105,6 @@ class Pool {
     }
   }
 
-  void drain() {
-    for (;;) {
-      const int64_t begin = next_.fetch_add(job_.piece, std::memory_order_relaxed);
-      if (begin >= job_.n) return;
-      job_.run(job_.context, begin, begin + job_.piece < job_.n ? begin + job_.piece : job_.n);
-    }
-  }
-
   void work(int index) {
     uint64_t done = 0;  // the last job number that this worker has dealt with
     for (;;) {
@@ -98,7 +112,7 @@ class Pool {
       done = state >> 32;
       while ((state >> 32) == done && !(state & kClosed)) {
         if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
-        if (index < helpers_) drain();
+        if (index < helpers_) job_->drain();
         state_.fetch_sub(1, std::memory_order_acq_rel);
         break;
       }
@@ -118,10 +132,9 @@ class Pool {
     return state_.load(std::memory_order_acquire);
   }
 
-  Job job_;
+  Job* job_ = nullptr;
   int helpers_ = 0, workers_ = 0;
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  alignas(64) std::atomic<int64_t> next_{0};
   alignas(64) std::atomic<uint64_t> state_{0};
   alignas(64) std::atomic<int> sleepers_{0};
   std::mutex mutex_;
@@ -153,27 +166,36 @@ const bool fork_handler = [] {
 using GompParallel = void (*)(void (*run)(void*), void* context, unsigned threads, unsigned flags);
 
 #ifdef __linux__
-// Looks at a loaded library: an OpenMP runtime? The one in torch's folder wins over others.
-int look_at(dl_phdr_info* info, size_t, void* found) {
+// Notes the loaded libraries that look like an OpenMP runtime. They are opened afterwards: the walk holds a lock of the
+// loader, and dlopen takes another one first, so to open them here could lock up with a thread that loads a library.
+int note_openmp(dl_phdr_info* info, size_t, void* paths) {
   const char* path = info->dlpi_name;
-  if (std::strstr(path, "libgomp") == nullptr && std::strstr(path, "libomp") == nullptr &&
-      std::strstr(path, "libiomp") == nullptr)
-    return 0;
-  void* library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-  void* entry = library == nullptr ? nullptr : dlsym(library, "GOMP_parallel");
-  if (entry != nullptr) *static_cast<GompParallel*>(found) = reinterpret_cast<GompParallel>(entry);
-  return entry != nullptr && std::strstr(path, "torch") != nullptr;
+  for (const char* name : {"libgomp", "libomp", "libiomp"})
+    if (std::strstr(path, name) != nullptr) {
+      static_cast<std::vector<std::string>*>(paths)->emplace_back(path);
+      break;
+    }
+  return 0;
 }
+
+GompParallel find_gomp_parallel() {
+  std::vector<std::string> paths;
+  dl_iterate_phdr(note_openmp, &paths);
+  GompParallel found = nullptr;
+  for (const std::string& path : paths) {
+    void* library = dlopen(path.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    void* entry = library == nullptr ? nullptr : dlsym(library, "GOMP_parallel");
+    if (entry != nullptr) found = reinterpret_cast<GompParallel>(entry);
+    if (entry != nullptr && path.find("torch") != std::string::npos) break;  // the one in torch's folder wins
+  }
+  return found;
+}
+#else
+GompParallel find_gomp_parallel() { return nullptr; }
 #endif
 
 GompParallel gomp_parallel() {
-  static const GompParallel entry = [] {
-    GompParallel found = nullptr;
-#ifdef __linux__
-    dl_iterate_phdr(look_at, &found);
-#endif
-    return found;
-  }();
+  static const GompParallel entry = find_gomp_parallel();
   return own_pool.load(std::memory_order_relaxed) ? nullptr : entry;
 }
 
@@ -181,20 +203,15 @@ using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLongWait{1}, kRest{250};
 
 struct Team {
-  Job job;
+  Job& job;
   std::thread::id caller = std::this_thread::get_id();
   Clock::duration work{};  // the caller's share
-  std::atomic<int64_t> next{0};
 };
 
 void drain_team(void* context) {
   Team& team = *static_cast<Team*>(context);
   const Clock::time_point start = Clock::now();
-  for (;;) {
-    const int64_t begin = team.next.fetch_add(team.job.piece, std::memory_order_relaxed);
-    if (begin >= team.job.n) break;
-    team.job.run(team.job.context, begin, begin + team.job.piece < team.job.n ? begin + team.job.piece : team.job.n);
-  }
+  team.job.drain();
   if (std::this_thread::get_id() == team.caller) team.work = Clock::now() - start;
 }
 
@@ -204,11 +221,10 @@ std::atomic<Clock::rep> resting_until{0};  // no teams before this time
 // A caller that spins for it may be what keeps it from running, until the system's time slice ends: 4 ms instead of
 // 20 us per call were measured on two busy cores. Our own pool waits for no one who has not begun. So after a wait that
 // the work does not explain it takes over for a while, in which torch's workers go to sleep.
-bool run_team(GompParallel entry, int threads, const Job& job) {
+bool run_team(GompParallel entry, int threads, Job& job) {
   const Clock::time_point start = Clock::now();
   if (start.time_since_epoch().count() < resting_until.load(std::memory_order_relaxed)) return false;
-  Team team;
-  team.job = job;
+  Team team{job};
   entry(drain_team, &team, static_cast<unsigned>(threads), 0);
   const Clock::time_point end = Clock::now();
   const Clock::duration wait = end - start - team.work;
@@ -228,10 +244,12 @@ void parallel_for_raw(int threads, int64_t n, int64_t grain, void (*job)(void*, 
   const int64_t parts = grains < 2 * static_cast<int64_t>(threads) ? grains : 2 * static_cast<int64_t>(threads);
   const int64_t piece = (grains + parts - 1) / parts * grain;
   if (threads > 1) {
-    const Job whole{job, context, n, piece};
+    Job whole(job, context, n, piece);
     const GompParallel entry = gomp_parallel();
-    if (entry != nullptr && run_team(entry, threads, whole)) return;
-    if (pool().run(threads, whole)) return;
+    if ((entry != nullptr && run_team(entry, threads, whole)) || pool().run(threads, whole)) {
+      if (whole.error) std::rethrow_exception(whole.error);
+      return;
+    }
   }
   job(context, 0, n);
 }
