@@ -132,7 +132,7 @@ class Int8Weight:
     def state_dict(self):
         """Plain tensors, layout tag and version among them: survives ``torch.save`` and safetensors."""
         tag = torch.frombuffer(bytearray(f"{LAYOUT}/{VERSION}".encode()), dtype=torch.uint8)
-        sizes = torch.tensor([self.n, self.k, self.group_size], dtype=torch.int64)
+        sizes = torch.tensor([self.n, self.k, self.group_size], dtype=torch.int64, device="cpu")
         return {"codes": self.codes, "scale": self.scale, "layout": tag, "shape": sizes}
 
     @classmethod

@@ -60,6 +60,16 @@ def test_same_seed_same_tokens_other_seed_other_tokens():
     assert a[0] == a[2] and len(set(a)) == 3
 
 
+def test_the_default_device_changes_nothing():
+    for number in range(12):
+        target, tokens, cu, options = random_call(number)
+        rows, greedy = torch.randn(2, 70), {"temperature": 0}
+        expected = sk.verify(target, tokens, cu, **options), sk.sample(rows, **greedy)
+        with torch.device("meta"):
+            got = sk.verify(target, tokens, cu, **options), sk.sample(rows, **greedy)
+        assert same(got[0], expected[0]) and torch.equal(got[1], expected[1])
+
+
 def test_width_changes_nothing():
     rows = torch.randn(3, 70)
     a, b = judge([rows], [[1, 2]]), judge([rows], [[1, 2]], max_drafts=9)

@@ -4,8 +4,8 @@
 // its cores with them: mixed with torch operations, our kernels lost a third of their speed that way. This module links
 // no OpenMP runtime. It looks for the one that torch has brought into the process and asks it to run a team
 // (GOMP_parallel, the entry point of GCC's runtime that LLVM's and Intel's offer as well). Where there is none, in a
-// forked child, whose parent's workers are gone, and for a while after a team had to wait for a worker that had lost its
-// core, a small pool of our own does the work.
+// forked child, whose parent's workers are gone, and for a while after a team had to wait for a worker that had lost
+// its core, a small pool of our own does the work.
 //
 // Results never depend on the split: a kernel may only divide work between outputs. Calls from several Python threads
 // do not wait for each other: each gets a team of its own from OpenMP, and our own pool lets the second caller work

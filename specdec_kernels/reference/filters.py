@@ -25,7 +25,7 @@ def argmax(row):
 
 
 def one_hot(index, vocabulary):
-    return torch.nn.functional.one_hot(torch.tensor(index), vocabulary).double()
+    return torch.nn.functional.one_hot(torch.tensor(index, device="cpu"), vocabulary).double()
 
 
 def weights(row, temperature, top_k, top_p, min_p):

@@ -61,7 +61,7 @@ class Request:
             w = self.target_weights(filters.clean(q)[0], decide)
             q = w / w.sum()  # 0/0 where the row has no candidate
         if self.draft_ids is not None:
-            everywhere = torch.zeros(self.target.shape[1], dtype=torch.float64)
+            everywhere = torch.zeros(self.target.shape[1], dtype=torch.float64, device="cpu")
             q = everywhere.index_put((self.draft_ids.long(),), q)
         return q if q[draft] > 0 else None
 
@@ -151,7 +151,7 @@ def verify(*args):
         emitted, accepted, flags[b] = verify_request(request, Exact())
         num_accepted[b] = accepted
         if emitted:
-            tokens[b, : len(emitted)] = torch.tensor(emitted)
+            tokens[b, : len(emitted)] = torch.tensor(emitted, device="cpu")
         if logprobs is not None:
             for i, token in enumerate(emitted):
                 logprobs[b, i] = filters.clean(request.target[i])[0].log_softmax(0)[token]
