@@ -113,6 +113,7 @@ def test_load_options_arrive(command):
         ["generate", "a", "--temperature", "-1"],
         ["generate", "a", "--temperature", "nan"],
         ["generate", "a", "--temperature", "inf"],
+        ["generate", "a", "--temperature", "1e39"],
         ["generate", "a", "--temperature", "warm"],
         ["generate", "a", "--top-p", "1.5"],
         ["generate", "a", "--min-p", "-0.5"],

@@ -13,6 +13,7 @@ from .stops import check_stops
 DRAFTS = ("auto", "lookup", "none")
 DTYPES = ("int8", "f32")
 MOST_DRAFTS = 64
+LARGEST_FLOAT = 3.4028234663852886e38  # in float32, to which the kernels round
 _LATER = "this version does not have it yet"
 
 
@@ -145,6 +146,6 @@ def _real(name, value, least, most) -> float:
     wanted = f"a finite number >= {least:g}" if most == math.inf else f"a number from {least:g} to {most:g}"
     if isinstance(value, bool) or not isinstance(value, Real):
         raise OptionError(f"{name}: expected {wanted}, got {value!r}")
-    if not (math.isfinite(value) and least <= value <= most):
+    if not least <= value <= min(most, LARGEST_FLOAT):  # NaN is not either
         raise OptionError(f"{name}: expected {wanted}, got {value}")
     return float(value)
