@@ -45,6 +45,11 @@ def _why_not_built(name):
     try:
         from ._build_info import REASONS
     except Exception:
+        parent = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+        if os.path.exists(os.path.join(parent, "setup.py")):  # Python looks in the working folder first
+            return (
+                f"{name} was not built in the source folder {parent}; an installed package is used from other folders"
+            )
         return f"{name} was not built"
     return REASONS.get(name, f"{name} was not built")
 

@@ -300,6 +300,11 @@ def test_only_what_changed_is_compiled_again(tmp_path, monkeypatch, runner):
 # ---- what is installed here --------------------------------------------------------------------------------------
 
 
+def test_diagnostics_in_a_source_folder_say_so(source):
+    said = python(source, None, "-m", "specdec_kernels").stdout
+    assert f"not built in the source folder {source}" in said
+
+
 def test_the_installed_package_is_what_is_tested():
     """Not the folder specdec_kernels/ of the source, which may hold other builds or none."""
     if any(Path(entry or ".").resolve() == ROOT for entry in sys.path):

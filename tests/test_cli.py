@@ -183,6 +183,15 @@ def test_ctrl_c_while_loading(command, monkeypatch):
     assert command("generate", "a")[0] == 130
 
 
+@pytest.mark.parametrize("closed", [0, 1])
+def test_closed_stdin_and_stdout(closed):
+    command = [sys.executable, "-m", "specloop", "generate", "-"]
+    code = f"import os; os.close({closed}); os.execv({sys.executable!r}, {command!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("specloop: ") and "closed" in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_info(command):
     code, out, _ = command("info", "--json")
     report = json.loads(out)

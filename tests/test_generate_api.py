@@ -192,6 +192,7 @@ def test_chat_without_a_template_is_an_error():
         (7, "expected a string"),
         ([0, "a"], "expected a string"),
         (None, "expected a string"),
+        (b"a", "expected a string"),
     ],
 )
 def test_bad_prompts(prompt, message):
@@ -214,6 +215,7 @@ def test_bad_prompts(prompt, message):
         {"temperature": math.nan},
         {"temperature": math.inf},
         {"temperature": "hot"},
+        {"temperature": 1e300},
         {"top_p": -0.1},
         {"top_p": 1.1},
         {"top_p": math.nan},
@@ -224,6 +226,7 @@ def test_bad_prompts(prompt, message):
         {"stop": ""},
         {"stop": ["a", ""]},
         {"stop": [1]},
+        {"stop": 5},
         {"max_new_tokens": -1},
         {"max_new_tokens": 1.0},
         {"seed": 2**63},
@@ -255,6 +258,7 @@ def test_unknown_options_are_not_swallowed():
         {"context": 1},
         {"context": "long"},
         {"threads": 0},
+        {"threads": 100_000},
         {"memory_budget": "120MB"},
         {"kv": "int8"},
         {"device": "cuda"},

@@ -17,7 +17,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from .errors import OptionError, SpecloopError
+from .errors import OptionError, PromptError, SpecloopError
 
 # torch says so where NumPy is not installed; nothing here uses it.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -79,7 +79,7 @@ def generate(
         "chat": chat,
     }
     check_request(**options)  # before seconds go into loading
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = _stdin() if prompt == "-" else prompt
     pair = _load(model, dtype=dtype, context=context, threads=threads, kv=kv, device=device)
     stream = pair.stream(text, **options)
     with _interrupts(stream.cancel):
@@ -148,7 +148,7 @@ def info(
         elif name == "row_costs_ms":
             print(f"{'ms per rows':<18} " + "  ".join(f"{n}: {ms:.2f}" for n, ms in enumerate(value, 1)))
         else:
-            print(f"{name.replace('_', ' '):<18} {value}")
+            print(f"{name.replace('_', ' '):<18} {f'{value:.2f}' if isinstance(value, float) else value}")
 
 
 def describe(pair) -> dict:
@@ -209,6 +209,12 @@ def _k(text):
         raise OptionError(f"k: expected 'auto' or an integer, got {text!r}") from None
 
 
+def _stdin():
+    if sys.stdin is None:
+        raise PromptError("prompt: - reads it from stdin, which is closed")
+    return sys.stdin.read()
+
+
 def _load(model, **options):
     """Loads, with a progress bar if someone is looking."""
     from .pair import load
@@ -253,6 +259,10 @@ class _interrupts:
 
 def main(arguments=None) -> None:
     """Runs the command line and exits."""
+    if sys.stderr is None:  # closed by whoever called us
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+    if sys.stdout is None:
+        sys.exit(_fail("stdout is closed"))
     for out in (sys.stdout, sys.stderr):
         if hasattr(out, "reconfigure"):
             out.reconfigure(errors="replace")

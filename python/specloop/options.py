@@ -13,6 +13,7 @@ from .stops import check_stops
 DRAFTS = ("auto", "lookup", "none")
 DTYPES = ("int8", "f32")
 MOST_DRAFTS = 64
+MOST_THREADS = 256  # the system has an end, too, and OpenMP crashes where it is reached
 LARGEST_FLOAT = 3.4028234663852886e38  # in float32, to which the kernels round
 _LATER = "this version does not have it yet"
 
@@ -99,7 +100,7 @@ def check_load(dtype, context, threads, memory_budget, kv, device) -> None:
         raise OptionError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     _integer("context", context, 2)
     if threads is not None:
-        _integer("threads", threads, 1)
+        _integer("threads", threads, 1, MOST_THREADS)
     if memory_budget is not None:
         raise OptionError(f"memory_budget: expected None, got {memory_budget!r} ({_LATER})")
     if kv != "f32":

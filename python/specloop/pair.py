@@ -143,7 +143,11 @@ class Pair:
                 messages = [{"role": "user", "content": prompt}]
         elif isinstance(prompt, Sequence) and prompt and all(isinstance(part, dict) for part in prompt):
             messages = list(prompt)
-        elif isinstance(prompt, Sequence) and all(type(part) is int for part in prompt):
+        elif (
+            isinstance(prompt, Sequence)
+            and not isinstance(prompt, bytes | bytearray)
+            and all(type(p) is int for p in prompt)
+        ):
             return list(prompt)
         else:
             raise PromptError(f"prompt: expected a string, token ids or messages, got {type(prompt).__name__}")

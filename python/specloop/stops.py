@@ -53,7 +53,11 @@ class StopMatcher:
 
 def check_stops(stops) -> tuple[str, ...]:
     """The stop strings as a tuple; a single string counts as one."""
-    stops = (stops,) if isinstance(stops, str) else tuple(stops or ())
+    if isinstance(stops, str):
+        stops = (stops,)
+    elif stops is not None and not isinstance(stops, Iterable):
+        raise OptionError(f"stop: expected a string or several, got {type(stops).__name__}")
+    stops = tuple(stops or ())
     for stop in stops:
         if not isinstance(stop, str):
             raise OptionError(f"stop: expected strings, got {type(stop).__name__}")
