@@ -211,6 +211,13 @@ def test_bench(command):
     assert code == 0 and out.startswith("plain against itself") and "code" in out and "chat" not in out
 
 
+@pytest.mark.parametrize("name", ["no/such/folder/chart.png", "chart.mp3", "chart"])
+def test_a_chart_that_cant_be_written_is_refused_before_measuring(command, monkeypatch, tmp_path, name):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if matplotlib were installed
+    code, out, err = command("bench", "--plot", str(tmp_path / name))
+    assert code == 2 and out == "" and err.startswith("specloop: plot: expected") and err.count("\n") == 1
+
+
 def test_shipped_prompts():
     from specloop.bench import load_prompts
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import random
 import statistics
 from importlib import resources
@@ -157,8 +158,14 @@ def _text(value, digits=2):
 
 
 def check_plot(path) -> None:
+    """Whether the chart can be written, before minutes go into measuring."""
     if importlib.util.find_spec("matplotlib") is None:
         raise OptionError("plot: needs matplotlib, which is not installed: pip install 'specdec-kernels[bench]'")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise OptionError(f"plot: expected a file in a folder that exists, got {path!r}")
+    if os.path.splitext(path)[1].lower() not in (".png", ".svg", ".pdf"):
+        raise OptionError(f"plot: expected a name that ends in .png, .svg or .pdf, got {path!r}")
 
 
 def plot(report, path) -> None:
