@@ -48,8 +48,8 @@ def test_speculation_changes_no_token(pair):
 
 
 def test_text_makes_sense(pair):
-    result = pair.generate("What is the capital of France?", max_new_tokens=24)
-    assert "Paris" in result.text
+    result = pair.generate("What colour is the sky on a clear day?", max_new_tokens=24)
+    assert "blue" in result.text
 
 
 def test_sampled_text_repeats_with_its_seed(pair):
