@@ -61,7 +61,7 @@ class Sweep:
 
 def bench_sets(options, report):
     for name, shapes in SETS.items():
-        for grouping, group_of in (("row", lambda k: None), ("group", lambda k: 192 if k == 576 else 256)):
+        for grouping, group_of in (("row", lambda k: None), ("group of 64", lambda k: 64)):
             if options.only and options.only not in f"{name} {grouping}":
                 continue
             sweep = Sweep(shapes, group_of)
