@@ -5,7 +5,20 @@ from pathlib import Path
 
 import pytest
 
+from instruction_sets import ISAS
 from sanitized import CantSanitize, sanitized_build
+
+
+@pytest.fixture(params=ISAS or [None])
+def isa(request):
+    """Runs the test once per instruction set, with that one in use."""
+    from specdec_kernels import native
+
+    if request.param is None:
+        pytest.skip(f"needs the compiled module: {native.cpu_reason}")
+    assert native.cpu.set_isa(request.param)
+    yield request.param
+    native.cpu.set_isa(native.cpu.machine_isa())
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,10 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from instruction_sets import ISAS
 from specdec_kernels import native
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-ISAS = tuple(i for i in native.ISA_NAMES if native.cpu is not None and native.cpu.set_isa(i))
-if native.cpu is not None:
-    native.cpu.set_isa(native.cpu.machine_isa())
 BACKENDS = ("reference", *(f"cpu-{i}" for i in ISAS))
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))

@@ -4,18 +4,8 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from instruction_sets import ISAS
 from specdec_kernels import native
-
-ISAS = [i for i in native.ISA_NAMES if native.cpu is not None and native.cpu.set_isa(i)]
-if native.cpu is not None:
-    native.cpu.set_isa(native.cpu.machine_isa())
-
-
-@pytest.fixture(params=ISAS)
-def isa(request):
-    assert native.cpu.set_isa(request.param)
-    yield request.param
-    native.cpu.set_isa(native.cpu.machine_isa())
 
 
 def make_cache(pages, page, heads, dim, dtype):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from instruction_sets import ISAS
 from specdec_kernels import native
 
-ISAS = [isa for isa in native.ISA_NAMES if native.cpu and native.cpu.set_isa(isa)]
 SHAPES = [(1, 1, None), (17, 6, 3), (33, 130, None), (64, 576, 192), (5, 35, 7), (48, 5000, None)]
 
 

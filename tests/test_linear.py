@@ -7,20 +7,11 @@ import torch
 
 import specdec_kernels as sk
 from guard import guarded, guarded_like
+from instruction_sets import ISAS
 from specdec_kernels import native
 
-ISAS = [isa for isa in native.ISA_NAMES if native.cpu and native.cpu.set_isa(isa)]
 SHAPES = [(1, 1, None), (17, 6, 3), (40, 96, 32), (33, 130, None), (64, 576, 192), (100, 512, 256), (5, 35, 7)]
 ROWS = (0, 1, 2, 3, 4, 5, 8, 9, 17, 70)
-
-
-@pytest.fixture(params=ISAS or [None])
-def isa(request):
-    if request.param is None:
-        pytest.skip(f"needs the compiled module: {native.cpu_reason}")
-    native.cpu.set_isa(request.param)
-    yield request.param
-    native.cpu.set_isa(native.cpu.machine_isa())
 
 
 def generator(seed=0):

@@ -7,17 +7,7 @@ import specdec_kernels as sk
 from guard import guarded, guarded_like
 from specdec_kernels import native
 
-ISAS = [isa for isa in native.ISA_NAMES if native.cpu and native.cpu.set_isa(isa)]
 SHAPES = [(1, 1), (5, 15), (7, 16), (33, 17), (64, 576), (10, 40), (3, 1000)]
-
-
-@pytest.fixture(params=ISAS or [None])
-def isa(request):
-    if request.param is None:
-        pytest.skip(f"needs the compiled module: {native.cpu_reason}")
-    native.cpu.set_isa(request.param)
-    yield request.param
-    native.cpu.set_isa(native.cpu.machine_isa())
 
 
 def floats(*shape, seed=0):

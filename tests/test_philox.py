@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from instruction_sets import ISAS
 from specdec_kernels import native
 from specdec_kernels.reference.philox import philox4x32, uniform
-from verify_cases import ISAS
 
 # Known answers of the Random123 distribution (kat_vectors, philox4x32 with 10 rounds): counter, key, result.
 KNOWN = [

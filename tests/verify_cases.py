@@ -7,9 +7,9 @@ import random
 import torch
 
 import specdec_kernels as sk
+from instruction_sets import ISAS
 from specdec_kernels import native, registry
 
-ISAS = native.ISA_NAMES[: native.ISA_NAMES.index(native.cpu.machine_isa()) + 1] if native.cpu else ()
 BACKENDS = ["reference", *(f"{isa}-{threads}" for isa in ISAS for threads in (1, 2))]
 FEW_BACKENDS = [*BACKENDS[:2], *BACKENDS[2:][-1:]]  # where every case of a long list runs
 MANY = {"reference": 300}  # how many requests a statistical test can afford
