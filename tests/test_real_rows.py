@@ -27,7 +27,7 @@ def test_rows_are_sure_and_unsure():
 def test_wider_vocabulary_repeats_the_row_lower():
     rows, wide = real_rows.logits(), real_rows.logits(151936)
     assert torch.equal(wide[:, :49152], rows)
-    assert torch.equal(wide[:, 49152:98304], rows - 6) and torch.equal(wide[:, 98304:], rows[:, :53632] - 6)
+    assert torch.equal(wide[:, 49152:], (rows - 6).repeat(1, 3)[:, : 151936 - 49152])
 
 
 @pytest.mark.slow
