@@ -17,6 +17,7 @@ from .linear import Int8Weight, linear_f32, linear_int8, pack_int8
 # verify family
 from .sample import sample
 from .verify import Verdict, verify
+from .verify_tree import TreeVerdict, verify_tree
 
 # attention family
 from .attention import attend_int8, rope_write_kv_int8

@@ -16,6 +16,7 @@ from . import validate
 _INTS = (torch.int32, torch.int64)
 _NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTS)
 _INT32_MAX = 2**31 - 1
+DEFAULT_TYPICAL = tuple(ctypes.c_float(x).value for x in (0.09, 0.3))  # eps, delta
 
 
 def is_greedy(temperature):
@@ -33,6 +34,30 @@ def top_p(value, requests, device):
 
 def min_p(value, requests, device):
     return _float("min_p", value, requests, device, None, 1.0, "a number <= 1 (0 and less = off)")
+
+
+def rule(value, rules, theta, typical, requests, device):
+    """``theta`` and ``typical`` = (eps, delta) as the backends take them, for a rule that is one of ``rules``.
+
+    theta is None, and typical its default, unless the rule has to do with it.
+    """
+    if value not in rules:
+        raise ValueError(f"rule: expected one of {', '.join(map(repr, rules))}, got {value!r}")
+    if value == "typical":
+        return None, _typical(typical)
+    if value != "threshold":
+        return None, DEFAULT_TYPICAL
+    if theta is None:
+        raise ValueError("theta: expected a number or a tensor [B] for rule 'threshold', got None")
+    return _float("theta", theta, requests, device, None, None, "a number"), DEFAULT_TYPICAL
+
+
+def _typical(value):
+    try:
+        eps, delta = value
+        return tuple(_float(name, x, 1, None, None, None, "a number") for name, x in (("eps", eps), ("delta", delta)))
+    except (TypeError, ValueError):
+        raise ValueError(f"typical: expected two numbers (eps, delta), got {value!r}") from None
 
 
 def _float(name, value, requests, device, low, high, expected):

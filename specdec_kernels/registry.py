@@ -15,6 +15,7 @@ from . import native
 # Every operation of the library, in the order in which diagnostics show them.
 OPERATIONS = (
     "verify",
+    "verify_tree",
     "sample",
     "quantize_int8",
     "dequantize_int8",

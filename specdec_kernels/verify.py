@@ -7,7 +7,7 @@ import torch
 
 from . import parameters, registry, validate
 
-RULES = ("token",)
+RULES = ("token", "block", "typical", "threshold")
 _INTS = (torch.int32, torch.int64)
 
 
@@ -43,9 +43,22 @@ def verify(
 ):
     """Judges the drafts of B requests against the target model and draws each request's next token.
 
-    Rule "token" (Leviathan et al. 2211.17192, Chen et al. 2302.01318): draft x of row p is accepted iff u*q(x) < p(x);
-    at the first refusal the next token is drawn from max(p - q, 0), after full acceptance from the bonus row's p. The
-    law of what is emitted is p. A greedy request (temperature 0) accepts a draft iff it is its row's argmax.
+    A greedy request (temperature 0) accepts a draft iff it is its row's argmax. Otherwise, by ``rule``:
+
+    "token" (Leviathan et al. 2211.17192, Chen et al. 2302.01318): draft x of row p is accepted iff u*q(x) < p(x); at
+    the first refusal the next token is drawn from max(p - q, 0), after full acceptance from the bonus row's p. The law
+    of what is emitted is p.
+
+    "block" (Sun et al. 2403.10444): the same law, more accepted drafts. r_0 = 1, r_i = min(r_{i-1} p_i(x_i)/q_i(x_i),
+    1), S_i = sum max(r_i p_{i+1} - q_{i+1}, 0), h_i = S_i/(S_i + 1 - r_i), at the block's end h = r. The longest prefix
+    whose coin u_i is below h_i is accepted; the next token is drawn from max(r p - q, 0) behind it. The block ends
+    before a -1, an unusable draft row, or a target row without candidate.
+
+    "typical" (Medusa 2401.10774; lossy): accepted iff p(x) > min(eps, delta*exp(-H)), H = -sum p log(p + 1e-5); the
+    next token is drawn from p. Draft rows are not read.
+
+    "threshold" (lossy): accepted iff x passes the filters and P_target(x)/P_draft(x) > theta, both softmax(l/T) before
+    filters, T = 1 and filters at T = 1 for greedy requests; P_draft = 1 for a point mass.
 
     Args (M = N + B rows; request i owns rows ``cu_drafts[i] + i`` to ``cu_drafts[i + 1] + i``, its bonus row last):
         target_logits: [M, V] f32, f16 or bf16, raw; any distance between rows. Never modified.
@@ -63,7 +76,7 @@ def verify(
         seed, position: [B] int64; position = absolute position of the first token that this call emits. They name the
             round's random numbers and are needed unless ``temperature`` is the number 0.
         max_drafts: width W - 1 of the output; None = the longest request (CPU only).
-        rule: "token". theta, typical: parameters of other rules, ignored by it.
+        rule: see above. theta: of "threshold", a number or a tensor [B]; no default. typical: its (eps, delta).
         return_logprobs: whether to fill ``Verdict.logprobs``.
 
     Returns a :class:`Verdict`. NaN and -inf entries have p = 0; a +inf makes its row a point mass on the first one.
@@ -87,8 +100,7 @@ def verify(
         )
     if vocabulary == 0:
         raise ValueError(f"target_logits: expected at least one id, got shape {list(target_logits.shape)}")
-    if rule not in RULES:
-        raise ValueError(f"rule: expected one of {', '.join(map(repr, RULES))}, got {rule!r}")
+    theta, typical = parameters.rule(rule, RULES, theta, typical, requests, device)
     draft_rows, draft_ids, draft_kind = _draft_side(
         draft_logits, draft_probs, draft_ids, draft_kind, drafts, vocabulary, device
     )
@@ -121,6 +133,9 @@ def verify(
         min_p,
         seed,
         position,
+        rule,
+        theta,
+        typical,
         tokens,
         num_accepted,
         logprobs,

@@ -3,6 +3,7 @@
 import torch
 
 from ..native import DTYPE_CODE, cpu, not_recordable, threads
+from ..registry import Unsupported
 
 
 def _rows(rows):
@@ -23,8 +24,11 @@ def _address(tensor):
 
 def verify(
     target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind,
-    temperature, top_k, top_p, min_p, seed, position, tokens, num_accepted, logprobs, flags,
+    temperature, top_k, top_p, min_p, seed, position, rule, theta, typical,
+    tokens, num_accepted, logprobs, flags,
 ):  # fmt: skip
+    if rule != "token":
+        raise Unsupported(f"rule {rule!r}: the compiled kernels have 'token'")
     not_recordable("verify reads values that it was given as Python numbers and copies")
     cpu.verify(
         threads(),

@@ -20,6 +20,7 @@ from .linear import linear_f32, linear_int8, pack_int8, rows_int8
 # verify family
 from .sample import sample
 from .verify import verify
+from .verify_tree import verify_tree
 
 # attention family
 from .attention import attend_int8, rope_write_kv_int8

@@ -30,6 +30,13 @@ class Exact:
     def pick(self, running, bound):
         return running > bound
 
+    def exceeds(self, value, bound):
+        return value > bound
+
+    def best(self, scores):
+        """The index of the largest score, the first on ties."""
+        return max(range(len(scores)), key=lambda i: (scores[i], -i))
+
 
 class Shifted(Exact):
     """Every comparison moved: by a factor, and the race given to the runner-up where that one is close enough."""
@@ -51,6 +58,14 @@ class Shifted(Exact):
 
     def pick(self, running, bound):
         return running > bound * self.factors[1]
+
+    def exceeds(self, value, bound):
+        return value > bound * self.factors[0]
+
+    def best(self, scores):
+        first = super().best(scores)
+        close = [i for i, s in enumerate(scores) if i != first and s >= scores[first] - MARGIN]
+        return close[0] if self.runner_up and close else first
 
 
 def shifts():

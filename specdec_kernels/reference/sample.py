@@ -9,7 +9,7 @@ import torch
 
 from . import filters
 from .draws import Exact, draw, shifts
-from .verify import at
+from .request import at
 
 
 def sample_row(row, temperature, top_k, top_p, min_p, seed, position, stream, index, decide):

@@ -9,11 +9,14 @@ Arguments, as the public function hands them to every backend:
     temperature, top_p, min_p   a float that is exact in f32, or a contiguous f32 tensor [B]
     top_k          an int, or a contiguous int32 tensor [B]
     seed, position [B] int64, contiguous; or None, None if every request is greedy
+    rule           "token", "block", "typical" or "threshold"
+    theta          as temperature, for rule "threshold", else None;  typical (eps, delta), floats exact in f32
     tokens [B, W] int64, num_accepted [B] int32, logprobs [B, W] f32 or None, flags [B] int32: outputs, contiguous
+
+A rule returns (number of accepted drafts, weights of the last token, flags).
 """
 
 import itertools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -21,16 +24,23 @@ import torch
 from . import filters
 from .draws import Exact, accept, draw, shifts
 from .philox import LAST, PLAIN
+from .request import (
+    BAD_DRAFT,
+    BAD_VALUE,
+    NO_CANDIDATE,
+    Rules,
+    chance,
+    changes,
+    is_distribution,
+    normalised,
+    read,
+    residual,
+    rules_of,
+)
 
-# Bits of `flags`.
-HARD_TARGET = 1  # an examined target row had NaN or +inf
-NO_CANDIDATE = 2  # the row that had to give the last token has no candidate
-BAD_VALUE = 4  # an argument that only a GPU could not check beforehand
-BAD_DRAFT = 8  # an examined draft row was unusable
 
-
-@dataclass
-class Request:
+@dataclass(kw_only=True)
+class Request(Rules):
     """One request: its own rows and numbers, nothing else."""
 
     target: torch.Tensor  # [K + 1, V] raw logits
@@ -39,63 +49,123 @@ class Request:
     draft_is_logits: bool
     draft_ids: torch.Tensor | None
     point_mass: list  # K bools
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int
-    position: int
 
-    def target_weights(self, row, decide):
-        return filters.weights(row, self.temperature, self.top_k, self.top_p * decide.top_p, self.min_p * decide.min_p)
-
-    def draft_distribution(self, i, decide):
+    def draft_distribution(self, i, decide, filtered=True):
         """q of draft ``i`` over the target's vocabulary; None if its row is unusable."""
         draft = self.drafts[i]
         if self.point_mass[i]:
             return filters.one_hot(draft, self.target.shape[1])
         q = self.draft_rows[i].double()
-        if q.isnan().any() or (not self.draft_is_logits and (q.isinf() | (q < 0)).any()):
-            return None
         if self.draft_is_logits:
-            w = self.target_weights(filters.clean(q)[0], decide)
-            q = w / w.sum()  # 0/0 where the row has no candidate
+            if q.isnan().any():
+                return None
+            row = filters.clean(q)[0]
+            q = normalised(self.weights(row, decide)) if filtered else self.unfiltered(row)
+        elif not is_distribution(q):
+            return None
         if self.draft_ids is not None:
             everywhere = torch.zeros(self.target.shape[1], dtype=torch.float64, device="cpu")
             q = everywhere.index_put((self.draft_ids.long(),), q)
         return q if q[draft] > 0 else None
 
 
-def verify_request(r, decide):
-    """Returns (emitted tokens, accepted drafts, flags)."""
-    flags, tokens = 0, []
+def token(r, decide):
+    """Accept x iff u*q(x) < p(x); at the first refusal draw from (p - q)+ (Leviathan et al., Chen et al.)."""
+    flags = 0
     for i, draft in enumerate([*r.drafts, -1]):
-        row, suspicious = filters.clean(r.target[i])
-        flags |= HARD_TARGET * suspicious
-        last = w = r.target_weights(row, decide)  # last: the weights of the last token, should this row have to give it
+        row, hard = read(r.target[i])
+        flags |= hard
+        w = r.weights(row, decide)
+        if draft < 0:
+            return i, w, flags
+        if r.greedy:
+            if w[draft] == 0:
+                return i, w, flags
+            continue
+        q = r.draft_distribution(i, decide)
+        if q is None:
+            return i, w, flags | BAD_DRAFT
+        if not w.any():
+            return i, w, flags
+        p = normalised(w)
+        if not accept(r.seed, r.position, i, float(q[draft]), float(p[draft]), decide):
+            return i, residual(p, q), flags
+
+
+def block(r, decide):
+    """All drafts judged together (Sun et al. 2403.10444).
+
+    r_0 = 1, r_i = min(r_{i-1} p_i(x_i)/q_i(x_i), 1); at the block's end h = r, before it h_i = S_i/(S_i + 1 - r_i) with
+    S_i = sum (r_i p_{i+1} - q_{i+1})+. Accepted is the longest prefix whose coin is below its h; the last token is
+    drawn from (r p - q)+ there, at the end from p.
+    """
+    if r.greedy:
+        return token(r, decide)
+    flags, p, q, ratio = 0, [], [], [1.0]
+    for i, draft in enumerate([*r.drafts, -1]):
+        row, hard = read(r.target[i])
+        flags |= hard
+        p.append(normalised(r.weights(row, decide)))
         if draft < 0:
             break
-        if r.temperature == 0:
-            if draft != filters.argmax(row):
-                break
-        else:
-            q = r.draft_distribution(i, decide)
-            if q is None:
-                flags |= BAD_DRAFT
-                break
-            if not w.any():
-                break
-            p = w / w.sum()
-            if not accept(r.seed, r.position, i, float(q[draft]), float(p[draft]), decide):
-                residual = (p - q).clamp(min=0)
-                last = residual if residual.any() else p
-                break
-        tokens.append(draft)
-    accepted = len(tokens)
+        proposal = r.draft_distribution(i, decide)
+        if proposal is None:
+            flags |= BAD_DRAFT
+            break
+        if not p[i].any():
+            break
+        q.append(proposal)
+        ratio.append(min(ratio[i] * float(p[i][draft]) / float(proposal[draft]), 1.0))
+    end, accepted = len(q), 0
+    for i in range(1, end + 1):
+        h = ratio[i] if i == end else chance(p[i], q[i], ratio[i])
+        if accept(r.seed, r.position, i - 1, 1.0, h, decide):
+            accepted = i
+    last = p[end] if accepted == end else residual(p[accepted], q[accepted], ratio[accepted])
+    return accepted, last, flags
+
+
+def typical(r, decide):
+    """Accept x iff p(x) > min(eps, delta*exp(-H)) (Medusa; lossy). Draft rows are not read."""
+    flags = 0
+    for i, draft in enumerate([*r.drafts, -1]):
+        row, hard = read(r.target[i])
+        flags |= hard
+        w = r.weights(row, decide)
+        p = normalised(w)
+        if draft < 0 or not w.any() or not decide.exceeds(float(p[draft]), r.typical_bound(p)):
+            return i, w, flags
+
+
+def threshold(r, decide):
+    """Accept x iff it is in the support and P_target(x)/P_draft(x) > theta, both before filters (lossy)."""
+    flags = 0
+    for i, draft in enumerate([*r.drafts, -1]):
+        row, hard = read(r.target[i])
+        flags |= hard
+        w = r.weights(row, decide)
+        if draft < 0:
+            return i, w, flags
+        q = r.draft_distribution(i, decide, filtered=False)
+        if q is None:
+            return i, w, flags | BAD_DRAFT
+        if not w.any() or not r.support(row, decide)[draft]:
+            return i, w, flags
+        if not decide.exceeds(float(r.unfiltered(row)[draft] / q[draft]), r.theta):
+            return i, w, flags
+
+
+RULES = {"token": token, "block": block, "typical": typical, "threshold": threshold}
+
+
+def verify_request(r, decide):
+    """Returns (emitted tokens, accepted drafts, flags)."""
+    accepted, last, flags = RULES[r.rule](r, decide)
+    tokens = r.drafts[:accepted]
     if not last.any():
         return tokens, accepted, flags | NO_CANDIDATE
-    if r.temperature == 0:
-        tokens.append(filters.argmax(row))
+    if r.greedy:
+        tokens.append(filters.argmax(last))
     elif not r.drafts or r.drafts[0] < 0:
         tokens.append(draw(last, r.seed, r.position, PLAIN, 0, decide))
     else:
@@ -104,15 +174,14 @@ def verify_request(r, decide):
 
 
 def requests(
-    target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind,
-    temperature, top_k, top_p, min_p, seed, position,
+    target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind, *parameters
 ):  # fmt: skip
     """The call taken apart into its requests; None for one with a bad value (possible on a GPU only)."""
     vocabulary, bounds, drafts = target_logits.shape[1], cu_drafts.tolist(), draft_tokens.tolist()
     ids = None if draft_ids is None else draft_ids.cpu()
     for b, (start, stop) in enumerate(itertools.pairwise(bounds)):
-        temp, p, least = at(temperature, b), at(top_p, b), at(min_p, b)
-        if not (0 <= start <= stop <= len(drafts) and 0 <= temp < math.inf and p >= 0 and least <= 1):
+        rules = rules_of(b, *parameters)
+        if rules is None or not 0 <= start <= stop <= len(drafts):
             yield None
             continue
         mine = drafts[start:stop]
@@ -127,15 +196,8 @@ def requests(
         yield Request(
             target=target_logits[start + b : stop + b + 1].cpu(), drafts=mine,
             draft_rows=None if draft_rows is None else draft_rows[start:stop].cpu(),
-            draft_is_logits=draft_is_logits, draft_ids=ids, point_mass=point_mass,
-            temperature=temp, top_k=at(top_k, b), top_p=p, min_p=least,
-            seed=0 if seed is None else int(seed[b]), position=0 if position is None else int(position[b]),
+            draft_is_logits=draft_is_logits, draft_ids=ids, point_mass=point_mass, **rules,
         )  # fmt: skip
-
-
-def at(parameter, b):
-    """Request ``b``'s value of a parameter that is one number for all, or a tensor."""
-    return parameter[b].item() if isinstance(parameter, torch.Tensor) else parameter
 
 
 def verify(*args):
@@ -145,7 +207,7 @@ def verify(*args):
     if logprobs is not None:
         logprobs.fill_(torch.nan)
     for b, request in enumerate(requests(*call)):
-        if request is None:
+        if request is None or len(request.drafts) >= tokens.shape[1]:
             flags[b] = BAD_VALUE
             continue
         emitted, accepted, flags[b] = verify_request(request, Exact())
@@ -153,16 +215,12 @@ def verify(*args):
         if emitted:
             tokens[b, : len(emitted)] = torch.tensor(emitted, device="cpu")
         if logprobs is not None:
-            for i, token in enumerate(emitted):
-                logprobs[b, i] = filters.clean(request.target[i])[0].log_softmax(0)[token]
+            for i, x in enumerate(emitted):
+                logprobs[b, i] = filters.clean(request.target[i])[0].log_softmax(0)[x]
 
 
 def fragile(*args):
     """Which requests of the call (same arguments as :func:`verify`) give other tokens when comparisons move."""
     *call, _tokens, _num_accepted, _logprobs, _flags = args
-    return [r is not None and _changes(lambda decide, r=r: verify_request(r, decide)) for r in requests(*call)]
-
-
-def _changes(run):
-    exact = run(Exact())
-    return any(run(shift) != exact for shift in shifts())
+    run = lambda r: lambda decide: verify_request(r, decide)
+    return [r is not None and changes(run(r), Exact(), shifts()) for r in requests(*call)]
