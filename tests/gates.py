@@ -1,116 +1,92 @@
-"""Compile gates: every GPU kernel compiles for its targets without spilling a register. No GPU needed.
+"""Compile gates: every GPU kernel compiles, spills nothing, and needs what a committed table says. No GPU needed.
 
-    python tests/gates.py                          # one NVIDIA and one AMD target
-    python tests/gates.py --cuda 75,80,90 --hip gfx906,gfx90a,gfx1030
+    python tests/gates.py                                   # one NVIDIA and one AMD target per compiler
+    python tests/gates.py --all                             # every target
+    python tests/gates.py --nvcc sm_75,sm_80 --hipcc ""     # some
+    python tests/gates.py --write                           # every target, and the table data/resources.csv anew
 
-Prints a table of registers and shared memory per kernel. Exit code 1 if something does not compile or spills; so does
-a compiler that is not installed, unless --allow-missing is given.
+Exit code 1 if something does not compile, spills, or is not as in the table (resource_table.py); so does a compiler
+that is not installed, unless --allow-missing is given.
 """
 
 import argparse
-import re
-import shutil
-import subprocess
 import sys
-import tempfile
-from collections import namedtuple
-from pathlib import Path
+import time
+from concurrent.futures import ThreadPoolExecutor
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-import setup_native  # noqa: E402
-
-Kernel = namedtuple("Kernel", "target name registers spilled shared")
+import resource_table
+from gpu_compilers import COMPILERS, setup_native
 
 
-def nvcc_command(tool, arch):
-    verbose = "-Xptxas=-v,--warn-on-spills,--warn-on-local-memory-usage"
-    return [tool, *setup_native.NVCCFLAGS, f"-gencode=arch=compute_{arch},code=sm_{arch}", verbose]
+def chosen(options):
+    """[(compiler, targets)] of the compilers that are installed, and the errors about the others."""
+    found, errors = [], []
+    for compiler in COMPILERS:
+        asked = getattr(options, compiler.name)
+        if asked is None:
+            targets = compiler.targets if options.all or options.write else compiler.default
+        else:
+            targets = tuple(filter(None, asked.split(",")))
+        if targets and not compiler.installed():
+            text = f"{compiler.name}: not checked, it is not installed"
+            print(text) if options.allow_missing else errors.append(text)
+        elif targets:
+            found.append((compiler, targets))
+    return found, errors
 
 
-def nvcc_kernels(target, said):
-    """What ptxas -v says: a stack frame counts as spilled, too, since it is local memory."""
-    pattern = r"function '(\w+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores.*?Used (\d+) registers(.*)"
-    for block in said.split("ptxas info    : Compiling")[1:]:
-        name, stack, spilled, registers, rest = re.search(pattern, block, re.S).groups()
-        shared = re.search(r"(\d+) bytes smem", rest)
-        yield Kernel(target, name, int(registers), int(stack) + int(spilled), int(shared[1]) if shared else 0)
+def compile_all(found):
+    """Runs the compilers side by side: (kernels, errors, {(compiler, target): seconds of compiling})."""
+    jobs = [(c, target, source) for c, targets in found for target in targets for source in c.sources()]
+    kernels, errors, seconds = [], [], {}
+
+    def work(job):
+        begin = time.monotonic()
+        return *job[0].compile(*job[1:]), time.monotonic() - begin
+
+    with ThreadPoolExecutor(setup_native().job_limit()) as pool:
+        for (compiler, target, _), (more, wrong, spent) in zip(jobs, pool.map(work, jobs), strict=True):
+            kernels += more
+            errors += wrong
+            seconds[compiler.name, target] = seconds.get((compiler.name, target), 0) + spent
+    compiled = {(k.compiler, k.target) for k in kernels}
+    errors += [f"{' '.join(place)}: the compiler named no kernel" for place in seconds if place not in compiled]
+    return sorted(kernels), errors, seconds
 
 
-def hipcc_command(tool, arch):
-    return [
-        tool,
-        *setup_native.HIPFLAGS,
-        f"--offload-arch={arch}",
-        "-x",
-        "hip",
-        "-Rpass-analysis=kernel-resource-usage",
-    ]
+def update(table, kernels):
+    """The table with the rows of every (compiler, target) that was compiled replaced."""
+    compiled = {(k.compiler, k.target) for k in kernels}
+    return [k for k in table if (k.compiler, k.target) not in compiled] + kernels
 
 
-def hipcc_kernels(target, said):
-    """Scalar registers may be kept in vector lanes; scratch memory and vector spills are what costs."""
-    for block in said.split("Function Name: ")[1:]:
-        number = {key: int(re.search(rf"{re.escape(key)}: (\d+)", block)[1]) for key in HIP_KEYS}
-        vector, scratch, spilled, shared = number.values()
-        yield Kernel(target, block.split()[0], vector, scratch + spilled, shared)
-
-
-HIP_KEYS = (" VGPRs", "ScratchSize [bytes/lane]", "VGPRs Spill", "LDS Size [bytes/block]")
-COMPILERS = {"_C_cuda": ("nvcc", nvcc_command, nvcc_kernels), "_C_hip": ("hipcc", hipcc_command, hipcc_kernels)}
-
-
-def gate(module, target, folder, sources=None):
-    """Compiles every .cu for one target: the kernels found in the compiler's remarks, and the errors."""
-    program, command, parse = COMPILERS[module]
-    tool = setup_native.find_gpu_compiler(module)
-    if tool is None:
-        return [], [f"{target}: {program} was not found"]
-    kernels, errors = [], []
-    for source in sources or sorted((ROOT / "csrc" / "gpu").glob("*.cu")):
-        line = [*command(tool, target), *setup_native.INCLUDE, "-c", str(source), "-o", str(folder / "gate.o")]
-        done = subprocess.run(line, capture_output=True, text=True, env=setup_native.ENV)
-        if done.returncode:
-            errors.append(f"{target}: {source.name} does not compile:\n{done.stderr[-3000:]}")
-            continue
-        kernels += parse(target, done.stderr)
-    if not kernels:
-        errors.append(f"{target}: the compiler named no kernel")
-    errors += [f"{k.target}: {k.name} spills {k.spilled} bytes" for k in kernels if k.spilled]
-    return kernels, errors
-
-
-def readable(names):
-    """Mangled names -> short readable ones, as well as the tools at hand allow."""
-    tool = shutil.which("c++filt")
-    if tool is None:
-        return dict(zip(names, names, strict=True))
-    said = subprocess.run([tool], input="\n".join(names), capture_output=True, text=True).stdout.splitlines()
-    short = [re.sub(r"\(anonymous namespace\)::|void |sk::gpu::|sk::|\([^(]*\)$", "", line) for line in said]
-    return dict(zip(names, short, strict=True))
-
-
-def main():
+def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cuda", default="90", help="comma-separated list, like 80,90 (default: 90)")
-    parser.add_argument("--hip", default="gfx90a", help="comma-separated list, like gfx90a,gfx1030 (default: gfx90a)")
+    for compiler in COMPILERS:
+        known, default = ", ".join(compiler.targets), ",".join(compiler.default)
+        parser.add_argument(f"--{compiler.name}", metavar="LIST", help=f"some of {known} (default: {default})")
+    parser.add_argument("--all", action="store_true", help="every target of every compiler")
+    parser.add_argument("--write", action="store_true", help="write the table instead of comparing; implies --all")
     parser.add_argument("--allow-missing", action="store_true", help="a compiler that is not installed is no failure")
-    options = parser.parse_args()
-    kernels, errors = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for module, targets in (("_C_cuda", options.cuda), ("_C_hip", options.hip)):
-            for target in filter(None, targets.split(",")):
-                name = f"sm_{target}" if module == "_C_cuda" else target
-                if options.allow_missing and setup_native.find_gpu_compiler(module) is None:
-                    print(f"{name}: not checked, {COMPILERS[module][0]} was not found")
-                    continue
-                found, wrong = gate(module, target, Path(folder))
-                kernels += [kernel._replace(target=name) for kernel in found]
-                errors += wrong
-    short = readable(sorted({kernel.name for kernel in kernels}))
-    print(f"{'target':10}{'registers':>10}{'spilled':>9}{'shared':>8}  kernel")
-    for kernel in kernels:
-        print(f"{kernel.target:10}{kernel.registers:10}{kernel.spilled:9}{kernel.shared:8}  {short[kernel.name]}")
+    options = parser.parse_args(arguments)
+
+    begin = time.monotonic()
+    found, missing = chosen(options)
+    kernels, errors, seconds = compile_all(found)
+    table = resource_table.read()
+    wrong, remarks = resource_table.compare(kernels, [] if options.write else table)
+    print(f"{'compiler':9}{'target':8}{'registers':>10}{'shared':>8}{'spilled':>9}  kernel")
+    for k in kernels:
+        print(f"{k.compiler:9}{k.target:8}{k.registers:10}{k.shared:8}{k.spilled:9}  {k.name}")
+    for (name, target), spent in seconds.items():
+        print(f"{name} {target}: {spent:.1f} s")
+    print(f"{len(kernels)} kernels in {time.monotonic() - begin:.1f} s")
+    errors = [*missing, *errors, *wrong]
+    if options.write and not errors:
+        resource_table.write(update(table, kernels))
+        print(f"wrote {resource_table.PATH}")
+    elif not options.write:
+        print("\n".join(remarks))
     for error in errors:
         print(error, file=sys.stderr)
     return 1 if errors else 0

@@ -5,7 +5,6 @@ whole module are slow ones (CI runs them).
 """
 
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
@@ -398,23 +397,3 @@ def test_install_from_sdist(source, tmp_path):
     site = wheel(tree, tmp_path, **flags)
     done = python(site, USE)
     assert done.returncode == 0 and done.stdout.endswith("True None\n"), done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_gates_catch_a_spill(tmp_path):
-    _require("_C_cuda")
-    spec = importlib.util.spec_from_file_location("gates", ROOT / "tests" / "gates.py")
-    gates = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(gates)
-    kernel = tmp_path / "spills.cu"
-    kernel.write_text(
-        "__global__ void __maxnreg__(24) spills(float* x) {\n"
-        "  float v[64];\n"
-        "  for (int i = 0; i < 64; ++i) v[i] = x[i * 64 + threadIdx.x];\n"
-        "  __syncthreads();\n"
-        "  for (int i = 0; i < 64; ++i) x[i * 64 + threadIdx.x] = v[63 - i] * v[i];\n"
-        "}\n"
-    )
-    kernels, errors = gates.gate("_C_cuda", "90", tmp_path, [kernel])
-    assert len(kernels) == 1 and kernels[0].spilled > 0
-    assert "spills" in errors[0]
