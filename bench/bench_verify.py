@@ -1,151 +1,256 @@
-"""verify against eager PyTorch written well and against a plain read of the same rows; caches cold.
+"""verify against a plain read of the same rows, eager PyTorch written well, and transformers; caches cold.
 
-    python bench/bench_verify.py [--json] [--isa avx2] [--pairs 15] [--vocabulary 49152]
+    python bench/bench_verify.py [--quick] [--pairs 15] [--only "B=8 f32"] [--isa avx2] [--json]
+    pytest bench/bench_verify.py
 
-One call judges K = 4 drafts for B = 1 or 8 requests. "all rows": every draft is accepted, so all 5 rows of a request
-count; "early exit": the first draft is refused, so 1 row counts and the rest is never read. Logits are Gaussian with
-one likely id per row, in buffers that together exceed the last-level cache and take turns. A ratio inside the A/A
-interval means nothing.
+K = 4 drafts per request on rows of the real model (tests/data). "all rows": every draft is accepted, so all rows count;
+"early exit": each request's first draft is refused, so one row per request counts and the rest is never read. All
+sides of a ratio take turns in one run; a ratio inside the A/A interval means nothing. Per (request, vocabulary entry)
+"bytes" is what the rows that the verdict depends on hold, "floor" what the case must cost at least. Targets are those
+for 8 requests with all rows needed.
 """
 
 import argparse
 import itertools
+import json
 import os
 import statistics
 import time
+from dataclasses import asdict, dataclass, replace
 
+import pytest
 import torch
-from ab import aa, as_json, compare
+import verify_rivals as rivals
+from ab import Comparison, aa, compare
+from verify_inputs import DRAFTS, Inputs, gaussian, real_rows
 
 from specdec_kernels import native, verify
-
-DRAFTS, CACHE = 4, 64 << 20  # bytes of logits to rotate through
-
-
-def eager_greedy(rows, drafts):
-    """[B, K + 1, V] and [B, K] -> ids [B, K + 1], number accepted [B]."""
-    best = rows.argmax(-1)
-    return best, (best[:, :-1] == drafts).long().cumprod(1).sum(1)
+from specdec_kernels.verify import RULES
 
 
-def eager_random(rows, drafts, temperature, top_p):
-    """The token rule for point masses: softmax, nucleus by sorting, coins, and one draw per request."""
-    p = torch.softmax(rows.float() / temperature, -1)
-    if top_p < 1:
-        ordered, ids = p.sort(-1, descending=True)
-        ordered[ordered.cumsum(-1) - ordered >= top_p] = 0
-        p = torch.zeros_like(p).scatter_(-1, ids, ordered)
-        p /= p.sum(-1, keepdim=True)
-    accepted = torch.rand(drafts.shape) < p[:, :-1].gather(-1, drafts[..., None])[..., 0]
-    count = accepted.long().cumprod(1).sum(1)
-    which = torch.arange(len(p))
-    last = p[which, count]
-    refused = count < drafts.shape[1]
-    last[which[refused], drafts[refused, count[refused]]] = 0
-    return torch.multinomial(last, 1)[:, 0], count
+@dataclass(frozen=True)
+class Mode:
+    name: str
+    temperature: float
+    top_p: float = 1.0
+    form: str | None = None  # of the draft rows; None = point masses
+    rule: str = "token"
+    targets: tuple = (None, None)  # time over the plain read, f32 and bf16
+    eager_target: float | None = None
+
+    @property
+    def options(self):
+        return {"temperature": self.temperature, "top_p": self.top_p, "rule": self.rule}
 
 
-class Inputs:
-    """Copies of one call's rows that take turns, so that no row is in the cache when its turn comes."""
-
-    def __init__(self, requests, vocabulary, dtype, accept):
-        gen = torch.Generator().manual_seed(0)
-        rows = torch.randn(requests, DRAFTS + 1, vocabulary, generator=gen) * 2.5
-        likely = torch.randint(0, vocabulary, (requests, DRAFTS + 1), generator=gen)
-        rows.scatter_(-1, likely[..., None], rows.logsumexp(-1, keepdim=True) + 9)
-        rows = rows.to(dtype)
-        copies = max(2, -(-CACHE // (rows.numel() * rows.element_size())))
-        self.rows = [rows.clone() for _ in range(copies)]
-        self.flat = [r.view(-1, vocabulary) for r in self.rows]
-        self.drafts = likely[:, :-1] if accept else (likely[:, :-1] + 1) % vocabulary
-        self.tokens = self.drafts.reshape(-1).clone()
-        self.cu = torch.arange(0, DRAFTS * requests + 1, DRAFTS, dtype=torch.int32)
-        self.seed, self.position = torch.arange(requests), torch.full((requests,), 7)
-        self.read_rows = (DRAFTS + 1 if accept else 1, rows[0, 0].numel() * rows.element_size())
-        self.turn = itertools.cycle(range(copies))
-
-    def ours(self, **options):
-        keys = {} if options.get("temperature") == 0 else {"seed": self.seed, "position": self.position}
-        return lambda: verify(self.flat[next(self.turn)], self.tokens, self.cu, **options, **keys)
-
-    def eager(self, temperature, top_p=1.0):
-        if temperature == 0:
-            return lambda: eager_greedy(self.rows[next(self.turn)], self.drafts)
-        return lambda: eager_random(self.rows[next(self.turn)], self.drafts, temperature, top_p)
-
-    def read(self):
-        """Reads the rows that count, with the same threads."""
-        (count, size), threads = self.read_rows, native.threads()
-
-        def run():
-            for request in self.rows[next(self.turn)]:
-                native.cpu.read_bytes(request.data_ptr(), count * size, threads)
-
-        return run
+MODES = [
+    Mode("greedy", 0, targets=(1.15, 1.35)),
+    Mode("T=0.7", 0.7, targets=(1.5, 2.0)),
+    Mode("T=0.7 top-p 0.9", 0.7, 0.9, targets=(2.5, 3.5)),
+    Mode("T=0.7 top-p 0.9, draft_logits", 0.7, 0.9, "draft_logits", eager_target=40),
+    Mode("T=0.7 top-p 0.9, draft_probs", 0.7, 0.9, "draft_probs", eager_target=40),
+]
+if "block" in RULES:
+    MODES += [
+        Mode("T=0.7, block", 0.7, rule="block"),
+        Mode("T=0.7 top-p 0.9, draft_logits, block", 0.7, 0.9, "draft_logits", rule="block"),
+    ]
+NAMES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
-MODES = {
-    "greedy": {"temperature": 0},
-    "T=0.7": {"temperature": 0.7},
-    "T=1 top-p 0.9": {"temperature": 1.0, "top_p": 0.9},
-}
+@dataclass(frozen=True)
+class Case:
+    """What one section of the table shares."""
+
+    requests: int
+    dtype: torch.dtype
+    vocabulary: int
+    accept: bool = True
+    rows: str = "real"
+
+    def __str__(self):
+        kind = "all rows" if self.accept else "early exit"
+        return f"B={self.requests} {NAMES[self.dtype]} V={self.vocabulary} {self.rows} {kind}"
+
+    def inputs(self):
+        source = gaussian if self.rows == "gaussian" else real_rows.logits
+        return Inputs(self.requests, self.vocabulary, self.dtype, accept=self.accept, source=source)
+
+    def has_targets(self):
+        return self.requests == 8 and self.accept and self.rows == "real"
 
 
-def bench_modes(options, report):
-    for requests, dtype, accept in itertools.product((1, 8), (torch.float32, torch.bfloat16), (True, False)):
-        inputs = Inputs(requests, options.vocabulary, dtype, accept)
-        expected = DRAFTS if accept else 0
-        for mode, parameters in MODES.items():
-            ours = inputs.ours(**parameters)
-            assert (ours().num_accepted == expected).all()
-            name = f"B={requests} {str(dtype)[6:]} {'all rows' if accept else 'early exit'} {mode}"
-            report(f"{name} A/A", aa(ours, pairs=options.pairs))
-            count, size = inputs.read_rows
-            against = compare(ours, inputs.read(), pairs=options.pairs)
-            gbps = requests * count * size / against.a_seconds / 1e9
-            report(f"{name} / plain read", against, gbps=gbps)
-            pairs = max(3, options.pairs // 3)
-            report(f"{name} / eager", compare(ours, inputs.eager(**parameters), pairs=pairs))
+@dataclass(frozen=True)
+class Result:
+    case: str
+    mode: str
+    read: Comparison  # ours / plain read
+    eager: Comparison | None  # eager / ours
+    transformers: Comparison | None
+    bytes: float  # per (request, vocabulary entry)
+    floor: float
+    target: float | None
+    eager_target: float | None
+
+    def judged(self, ratio, target, at_most):
+        if target is None:
+            return ""
+        holds = ratio <= target if at_most else ratio >= target
+        return f"{'<=' if at_most else '>='} {target:g} {'holds' if holds else 'MISSED'}"
+
+    def line(self):
+        ratio, (low, high) = self.read.ratio, self.read.interval
+        text = f"{self.mode:37s}{self.read.a_seconds * 1e6:8.0f} us {ratio:6.2f} [{low:.2f}, {high:.2f}]"
+        text = f"{text:71s}{self.judged(ratio, self.target, True):15s}"
+        for other, target in ((self.eager, self.eager_target), (self.transformers, None)):
+            text += f"{f'{other.ratio:.1f}x' if other else '-':>8s}"
+            if other is self.eager:
+                text += f" {self.judged(other.ratio if other else 0, target, False):13s}"
+        return f"{text}  {self.bytes:5.1f} / {self.floor:g}"
 
 
-def bench_overhead():
+HEAD = f"{'':37s}{'ours':>11s} {'/ plain read':22s}{'target':15s}{'eager':>8s} {'target':13s}{'transf.':>8s}"
+HEAD += "  bytes / floor"
+
+
+def measure(case, inputs, mode, pairs, rival=True):
+    """One line of the table: ours against the plain read and, with ``rival``, against the other implementations."""
+    ours = inputs.ours(mode.form, **mode.options)
+    verdict = ours()
+    if mode.rule == "token":
+        assert (verdict.num_accepted == (DRAFTS if case.accept else 0)).all() and not verdict.flags.any()
+    size, all_rows = case.dtype.itemsize, case.accept or mode.rule == "block"
+    read_rows = sum(map(sum, inputs.rows_read(verdict, mode.form, mode.rule)))
+    floor = (DRAFTS + 1 if all_rows else 1) + (0 if mode.form is None else DRAFTS if all_rows else 1)
+    result = Result(
+        case=str(case),
+        mode=mode.name,
+        read=compare(ours, inputs.read(verdict, mode.form, mode.rule), pairs=pairs, repeat=_repeat(ours)),
+        eager=None,
+        transformers=None,
+        bytes=read_rows * size / case.requests,
+        floor=floor * size,
+        target=mode.targets[list(NAMES).index(case.dtype)] if case.has_targets() else None,
+        eager_target=mode.eager_target if case.has_targets() else None,
+    )
+    if not rival or mode.rule != "token":
+        return result
+    few = {"pairs": max(2, pairs // 5), "warmup": 1}
+    result = replace(result, eager=compare(eager(inputs, mode), ours, **few))
+    other = transformers(inputs, mode) if case.requests == 1 and mode.form == "draft_logits" else None
+    return replace(result, transformers=compare(other, ours, **few) if other else None)
+
+
+def _repeat(run):
+    """How many calls make one timing of two milliseconds or more, as far as 20 do."""
+    start = time.perf_counter()
+    run()
+    return max(1, min(20, int(2e-3 / (time.perf_counter() - start))))
+
+
+def eager(inputs, mode):
+    if mode.temperature == 0:
+        return lambda: rivals.greedy(inputs.targets[next(inputs.turn)], inputs.ids)
+    drafts = inputs.drafts(mode.form) if mode.form else None
+
+    def run():
+        i = next(inputs.turn)
+        more = {mode.form: drafts[i]} if drafts else {}
+        rivals.token_rule(inputs.targets[i], inputs.ids, mode.temperature, mode.top_p, **more)
+
+    return run
+
+
+def transformers(inputs, mode):
+    rule, drafts = rivals.transformers_rule(mode.temperature, mode.top_p), inputs.drafts(mode.form)
+    if rule is None:
+        return None
+
+    def run():
+        i = next(inputs.turn)
+        rule(inputs.targets[i], inputs.ids, drafts[i])
+
+    return run
+
+
+def call_overhead(**options):
+    """Microseconds of a call on a tiny input, one value per window of 20 calls."""
     rows, tokens, cu = torch.randn(5, 16), torch.tensor([1, 2, 3, 4]), torch.tensor([0, 4], dtype=torch.int32)
     keys = {"seed": torch.tensor([1]), "position": torch.tensor([5])}
-    for name, parameters in (("greedy", {"temperature": 0}), ("random", keys)):
-        seconds = []
-        for _ in range(200):
-            start = time.perf_counter()
-            for _ in range(20):
-                verify(rows, tokens, cu, **parameters)
-            seconds.append((time.perf_counter() - start) / 20)
-        print(f"call overhead, {name}: {statistics.median(seconds) * 1e6:.1f} us (min {min(seconds) * 1e6:.1f})")
+    windows = []
+    for _ in range(200):
+        start = time.perf_counter()
+        for _ in range(20):
+            verify(rows, tokens, cu, **keys, **options)
+        windows.append((time.perf_counter() - start) / 20 * 1e6)
+    return windows
+
+
+def cases(quick):
+    if quick:
+        yield Case(8, torch.float32, 49152)
+        yield Case(8, torch.bfloat16, 49152)
+        yield Case(1, torch.float32, 49152)
+        return
+    for accept, vocabulary, requests, dtype in itertools.product((True, False), (49152, 151936), (8, 1), NAMES):
+        yield Case(requests, dtype, vocabulary, accept)
+    for vocabulary, dtype in itertools.product((49152, 151936), NAMES):
+        yield Case(8, dtype, vocabulary, rows="gaussian")
+
+
+# ---- python bench/bench_verify.py ----------------------------------------------------------------
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true")
-    parser.add_argument("--isa", default=None)
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--vocabulary", type=int, default=49152)
+    parser.add_argument("--quick", action="store_true", help="one vocabulary, few pairs: under a minute")
+    parser.add_argument("--pairs", type=int, default=0)
+    parser.add_argument("--only", default="", help='only sections that contain this, as in "B=8 f32"')
+    parser.add_argument("--no-rivals", action="store_true", help="the plain read only")
+    parser.add_argument("--isa", choices=native.ISA_NAMES)
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
     options = parser.parse_args()
+    pairs = options.pairs or (9 if options.quick else 15)
     if options.isa and not native.cpu.set_isa(options.isa):
-        parser.error(f"this machine can't run {options.isa}")
-    print(
-        f"# isa {native.cpu.isa()}, {native.threads()} threads, load {os.getloadavg()[0]:.1f}, V {options.vocabulary}"
-    )
-
-    def report(name, result, **extra):
+        parser.error(f"--isa {options.isa}: this machine runs at most {native.cpu.machine_isa()}")
+    say = (lambda *_: None) if options.json else print
+    say(f"isa {native.cpu.isa()}, {native.threads()} threads, load {os.getloadavg()[0]:.1f}, K = {DRAFTS}")
+    for case in cases(options.quick):
+        if options.only not in str(case):
+            continue
+        inputs = case.inputs()
+        ours = inputs.ours(**MODES[1].options)
+        noise = aa(ours, pairs=pairs, repeat=_repeat(ours))
+        say(f"\n{case}; A/A {noise.ratio:.2f} [{noise.interval[0]:.2f}, {noise.interval[1]:.2f}]\n{HEAD}", flush=True)
+        for mode in MODES:
+            result = measure(case, inputs, mode, pairs, rival=not options.no_rivals and case.rows == "real")
+            print(json.dumps(asdict(result) | {"isa": native.cpu.isa()}) if options.json else result.line(), flush=True)
+    say("\na call on a tiny input (target: under 15 us)")
+    for name, parameters in (("greedy", {"temperature": 0}), ("T=0.7 top-p 0.9", {"temperature": 0.7, "top_p": 0.9})):
+        windows = call_overhead(**parameters)
+        middle, least = statistics.median(windows), min(windows)
         if options.json:
-            print(as_json(name, result, isa=native.cpu.isa(), **extra), flush=True)
-            return
-        low, high = result.interval
-        more = "".join(f"  {key} {value:.3g}" for key, value in extra.items())
-        print(
-            f"{name:52s} {result.ratio:.3f}x [{low:.3f}, {high:.3f}]  {result.a_seconds * 1e6:.0f} us{more}", flush=True
-        )
+            print(json.dumps({"case": "call overhead", "mode": name, "median_us": middle, "min_us": least}))
+        else:
+            print(f"{name:37s}{middle:8.1f} us (least {least:.1f})")
 
-    bench_modes(options, report)
-    bench_overhead()
+
+# ---- pytest bench/bench_verify.py ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=list(cases(quick=True)), ids=str)
+def section(request):
+    return request.param, request.param.inputs()
+
+
+@pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.name)
+def test_verify(benchmark, section, mode):
+    case, inputs = section
+    result = measure(case, inputs, mode, pairs=5)
+    benchmark.group = str(case)
+    benchmark.extra_info.update(asdict(result))
+    benchmark.pedantic(inputs.ours(mode.form, **mode.options), rounds=10, warmup_rounds=1)
+    assert result.bytes == result.floor
 
 
 if __name__ == "__main__":
