@@ -1,0 +1,137 @@
+"""Calls for the device tests: (public function, its tensors, its options), made on the CPU from a number."""
+
+import itertools
+import random
+
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels.tree import tree_depth
+from specdec_kernels.verify import RULES
+from specdec_kernels.verify_tree import RULES as TREE_RULES
+from verify_cases import bounds, keys, random_call
+
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def with_rule(rng, options, rules):
+    options["rule"] = rng.choice(rules)
+    if options["rule"] == "threshold":
+        options["theta"] = rng.choice([0.0, 0.3, 1.0])
+    return options
+
+
+def verify(number):
+    """A random call of every rule; the width is given, since no device can be asked for the longest request."""
+    target, tokens, cu, options = random_call(number)
+    longest = int(cu.diff().max()) if len(cu) > 1 else 0
+    rng = random.Random(~number)
+    options = {"max_drafts": longest + rng.choice([0, 0, 2]), **options}
+    return sk.verify, (target, tokens, cu), options if "rule" in options else with_rule(rng, options, RULES)
+
+
+def wide(number, requests, vocabulary=151_936, dtype=torch.bfloat16):
+    """Few requests with long, spaced rows: where a kernel may split the vocabulary."""
+    generator = torch.Generator().manual_seed(number)
+    rows = torch.randn(4 * requests, vocabulary + 24, generator=generator).mul(3).to(dtype)[:, :vocabulary]
+    judged = rows.unflatten(0, (requests, 4))[:, :3].flatten(0, 1).float()
+    q = (judged + torch.randn(judged.shape, generator=generator)).softmax(1)
+    tokens = q.multinomial(1, generator=generator)[:, 0]
+    options = {"draft_probs": q, "max_drafts": 3, "temperature": 0.8, "top_p": 0.9, **keys(requests, number)}
+    return sk.verify, (rows, tokens, bounds([3] * requests)), options
+
+
+def verify_tree(number):
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    requests, vocabulary = rng.choice([1, 2, 4]), rng.choice([3, 64, 65, 1000, 4097])
+    tokens, parents, counts = [], [], []
+    for _ in range(requests):
+        mine = []  # (parent, token): siblings are distinct
+        for j in range(rng.choice([0, 1, 4, 9])):
+            node = rng.choice([-1, j - 1, rng.randrange(-1, j) if j else -1]), rng.randrange(vocabulary)
+            mine.append(node if node not in mine else (node[0], -1))
+        parents += [parent for parent, _ in mine]
+        tokens += [token for _, token in mine]
+        counts.append(len(mine))
+    nodes = len(tokens)
+    target = torch.randn(nodes + requests, vocabulary, generator=generator) * rng.choice([0.3, 1, 3])
+    target = target.to(rng.choice(FLOATS))
+    spans = itertools.pairwise(bounds(counts).tolist())
+    deepest = max((tree_depth(tokens[a:b], parents[a:b], vocabulary) for a, b in spans), default=0)
+    options = {
+        "max_depth": deepest + rng.choice([0, 1]),
+        "temperature": rng.choice([0.0, 0.7, 1.0]),
+        "top_k": rng.choice([0, 50]),
+        "top_p": rng.choice([1.0, 0.9]),
+        "return_logprobs": rng.random() < 0.5,
+        **keys(requests, number, rng.randrange(2**40)),
+    }
+    if nodes and rng.random() < 0.6:
+        rows = torch.randn(nodes, vocabulary, generator=generator).softmax(1)
+        start = 0
+        for count in counts:  # equal rows for siblings
+            first = {}
+            for j in range(start, start + count):
+                rows[j] = rows[first.setdefault(parents[j], j)]
+            start += count
+        options["draft_probs"] = rows
+    arguments = (
+        target,
+        torch.tensor(tokens, dtype=torch.int64),
+        torch.tensor(parents, dtype=torch.int32),
+        bounds(counts),
+    )
+    return sk.verify_tree, arguments, with_rule(rng, options, TREE_RULES)
+
+
+def sample(number):
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    requests, vocabulary = rng.choice([1, 3, 8]), rng.choice([1, 63, 64, 1000, 4097, 49152])
+    logits = torch.randn(requests, vocabulary, generator=generator).mul(rng.choice([0.3, 1, 5])).to(rng.choice(FLOATS))
+    if rng.random() < 0.2:
+        logits[0, 0] = rng.choice([torch.nan, torch.inf, -torch.inf])
+    options = {
+        "temperature": rng.choice([0.0, 0.5, 1.0]),
+        "top_k": rng.choice([0, 1, 40]),
+        "top_p": rng.choice([1.0, 0.9, 0.1]),
+        "min_p": rng.choice([0.0, 0.1]),
+        "stream": rng.choice([0, 3]),
+        "index": rng.choice([0, 5, torch.arange(requests, dtype=torch.int32)]),
+        "return_logprobs": True,
+        **keys(requests, number, rng.randrange(2**40)),
+    }
+    return sk.sample, (logits,), options
+
+
+def quantize_int8(number):
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    rows, cols = rng.choice([0, 1, 3, 17]), rng.choice([1, 8, 65, 576, 2100, 9001])
+    x = torch.randn(rows, cols + 5, generator=generator).mul(rng.choice([1e-3, 1, 1e4])).to(rng.choice(FLOATS))
+    x = x[:, 3:-2] if rng.random() < 0.3 else x[:, :cols].contiguous()  # rows of any alignment
+    if rows and rng.random() < 0.3:
+        x[0, rng.randrange(cols)] = rng.choice([torch.nan, torch.inf, -torch.inf])
+    options = {"symmetric": rng.random() < 0.5}
+    if cols == 576:
+        options["group_size"] = rng.choice([None, 1, 64, 192])
+    if rng.random() < 0.3:
+        options |= {"stochastic_seed": rng.getrandbits(64), "stochastic_offset": rng.choice([0, 5, 2**34 - 1])}
+    if rng.random() < 0.3:
+        options["scale"] = rng.choice([0.05, torch.rand(rows, 1, generator=generator) + 0.01])
+        options.pop("group_size", None)
+        if not options["symmetric"]:
+            options["zero_point"] = rng.choice([7, -(2**31)])
+    return sk.quantize_int8, (x,), options
+
+
+def dequantize_int8(number):
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    rows, cols = rng.choice([0, 1, 5]), rng.choice([1, 64, 130, 5000])
+    groups = rng.choice([1, 2]) if cols % 2 == 0 else 1
+    q = torch.randint(-128, 128, (rows, cols), dtype=torch.int8, generator=generator)
+    scale = torch.rand(rows, groups, generator=generator)
+    zero_point = torch.randint(-(2**31), 2**31, (rows, groups), generator=generator).int()
+    arguments = rng.choice([(q, scale), (q, scale, zero_point), (q, 0.5, -3)])
+    return sk.dequantize_int8, arguments, {"dtype": rng.choice(FLOATS)}
+
+
+MAKERS = {f.__name__: f for f in (verify, verify_tree, sample, quantize_int8, dequantize_int8)}

@@ -1,0 +1,247 @@
+"""Every operation of every GPU backend on device tensors, against what the CPU gives for the same calls.
+
+Without a GPU the same tests run on a few calls on the CPU emulator, which shows that the tests work and says nothing
+about a device. bench/gpu_check.sh runs this file on a machine with one.
+"""
+
+import importlib
+import os
+
+import pytest
+import torch
+
+import device_calls
+import places
+from specdec_kernels import registry, use_backend
+from verify_cases import bounds, captured, keys
+
+MORE = int(os.environ.get("SPECDEC_DEVICE_CALLS", "300"))  # random calls per operation; Triton compiles many variants
+CALLS = {"emulator": 6, "triton": MORE // 10}
+BAD_VALUE = 4
+
+
+@pytest.fixture(scope="module", params=places.names())
+def place(request):
+    return places.place(request.param)
+
+
+def need(place, *operations):
+    missing = [name for name in operations if name not in place.operations]
+    if missing:
+        pytest.skip(f"{place.name} has no {', '.join(missing)}")
+
+
+def on(place, call):
+    function, arguments, options = call
+    with place.running():
+        return function(*places.put(arguments, place.device), **places.put(options, place.device))
+
+
+def parts(result):
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def differences(got, want, exact=True):
+    """The positions at which two results differ; logprobs of verification may differ in rounding."""
+    assert len(parts(got)) == len(parts(want))
+    different = []
+    for i, (a, b) in enumerate(zip(parts(got), parts(want), strict=True)):
+        if not isinstance(b, torch.Tensor):
+            assert a == b
+            continue
+        a, b = a.cpu(), b.cpu()
+        assert a.shape == b.shape and a.dtype == b.dtype
+        tolerance = 0 if exact or not b.is_floating_point() else 1e-5
+        if not torch.allclose(a.double(), b.double(), rtol=tolerance, atol=tolerance, equal_nan=True):
+            different.append(i)
+    return different
+
+
+def agrees(place, call):
+    """Whether the place gives what the CPU gives; False where only a comparison too close to call differs."""
+    function, arguments, options = call
+    want, normalised = captured(function, *arguments, **options)
+    exact = "quantize" in function.__name__
+    different = differences(on(place, call), want, exact)
+    if not different:
+        return True
+    module = importlib.import_module(f"specdec_kernels.reference.{function.__name__}")
+    assert not exact and any(module.fragile(*normalised)), f"{options}: results {different} differ"
+    return False
+
+
+def test_a_device_is_here():
+    reasons = places.why_not()
+    if len(places.names()) == 1:
+        pytest.skip("; ".join(f"{name}: {reason}" for name, reason in reasons.items()))
+    assert torch.cuda.is_available()
+
+
+def test_every_operation_has_calls(place):
+    assert place.operations and place.operations <= device_calls.MAKERS.keys()
+
+
+@pytest.mark.parametrize("operation", device_calls.MAKERS)
+def test_random_calls_agree_with_the_cpu(place, operation):
+    need(place, operation)
+    count = CALLS.get(place.name, MORE)
+    fragile = sum(not agrees(place, device_calls.MAKERS[operation](number)) for number in range(count))
+    assert fragile <= max(1, count // 50), f"{fragile} of {count} calls differ in a fragile comparison"
+
+
+@pytest.mark.parametrize("requests", [1, 2, 8])
+def test_a_wide_vocabulary(place, requests):
+    need(place, "verify")
+    vocabulary = 151_936 if place.device == "cuda" else 5000
+    for dtype in device_calls.FLOATS:
+        assert agrees(place, device_calls.wide(requests, requests, vocabulary, dtype))
+
+
+def test_the_same_bits_every_time_and_in_any_batch(place):
+    need(place, "verify")
+    vocabulary = 151_936 if place.device == "cuda" else 2000
+    function, (rows, tokens, _), options = device_calls.wide(5, 6, vocabulary, torch.float32)
+    options = {**options, "return_logprobs": True}
+    call = function, (rows, tokens, bounds([3] * 6)), options
+    first = [part.cpu() for part in on(place, call)]
+    for _ in range(3 if place.device == "cuda" else 1):
+        assert not differences(on(place, call), first)
+    for b in range(6):
+        alone = {**options, "draft_probs": options["draft_probs"][3 * b : 3 * b + 3]}
+        alone |= {name: options[name][b : b + 1] for name in ("seed", "position")}
+        one = function, (rows[4 * b : 4 * b + 4], tokens[3 * b : 3 * b + 3], bounds([3])), alone
+        assert not differences(on(place, one), [part[b : b + 1] for part in first])
+
+
+def test_rows_beyond_32_bits(place):
+    need(place, "verify", "quantize_int8")
+    stride, vocabulary = 2**31 + 8, 1000
+    if place.free_bytes() < 3 * stride * 2 + 2**30:
+        pytest.skip(f"{place.name}: less than {3 * stride * 2 + 2**30 >> 30} GiB of device memory are free")
+    rows = torch.randn(3, vocabulary).to(torch.bfloat16)
+    far = torch.empty(2 * stride + vocabulary, dtype=torch.bfloat16, device=place.device)
+    far = far.as_strided((3, vocabulary), (stride, 1))
+    far.copy_(rows)
+    function, arguments, options = device_calls.sk.verify, (rows, rows[:2].argmax(1), bounds([2])), keys(1)
+    want = function(*arguments, max_drafts=2, **options)
+    moved = places.put((arguments[1:], {"max_drafts": 2, **options}), place.device)
+    with place.running():
+        assert not differences(function(far, *moved[0], **moved[1]), want)
+        assert not differences(device_calls.sk.quantize_int8(far), device_calls.sk.quantize_int8(rows))
+
+
+# ---- bad values --------------------------------------------------------------------------------------------------
+
+POSITIONS = {"draft_tokens": 1, "cu_drafts": 2, "temperature": 7, "top_p": 9, "min_p": 10, "theta": 14}
+BAD = {
+    "a draft id beyond the vocabulary": ("draft_tokens", lambda t: t.index_fill(0, torch.tensor([4]), 10**9)),
+    "a draft id below -1": ("draft_tokens", lambda t: t.index_fill(0, torch.tensor([4]), -2)),
+    "bounds beyond the drafts": ("cu_drafts", lambda t: torch.tensor([0, 3, 2**30, 2**30 + 3]).int()),
+    "bounds below zero": ("cu_drafts", lambda t: torch.tensor([0, 3, -6, 9]).int()),
+    "descending bounds": ("cu_drafts", lambda t: torch.tensor([0, 6, 3, 9]).int()),
+    "more drafts than the output holds": ("cu_drafts", lambda t: torch.tensor([0, 3, 9, 9]).int()),
+    "a NaN temperature": ("temperature", lambda t: torch.tensor([0.8, torch.nan, 0.8])),
+    "a negative temperature": ("temperature", lambda t: torch.tensor([0.8, -1.0, 0.8])),
+    "a NaN top_p": ("top_p", lambda t: torch.tensor([0.9, torch.nan, 0.9])),
+    "a negative top_p": ("top_p", lambda t: torch.tensor([0.9, -0.5, 0.9])),
+    "a min_p above 1": ("min_p", lambda t: torch.tensor([0.0, 1.5, 0.0])),
+    "a NaN theta": ("theta", lambda t: torch.tensor([0.5, torch.nan, 0.5])),
+}
+
+
+def good_call(name):
+    function, (rows, tokens, cu), options = device_calls.wide(2, 3, 200, torch.float32)
+    options = {**options, "temperature": torch.full((3,), 0.8), "top_p": torch.full((3,), 0.9), "return_logprobs": True}
+    options["min_p"] = torch.zeros(3)
+    if name == "theta":
+        options |= {"rule": "threshold", "theta": torch.full((3,), 0.5)}
+    return function, (rows, tokens, cu), options
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_value_flags_its_request_and_no_other(place, case):
+    """Handed over behind the public function's back: there, values of CPU tensors would be refused."""
+    need(place, "verify")
+    name, spoil = BAD[case]
+    function, arguments, options = good_call(name)
+    _, normalised = captured(function, *arguments, **options)
+    normalised = list(normalised)
+    normalised[POSITIONS[name]] = spoil(normalised[POSITIONS[name]])
+    *inputs, _, _, _, _ = normalised
+    outputs = [torch.empty_like(part).fill_(99) for part in normalised[-4:]]
+    with use_backend("reference"):
+        registry.call("verify", "cpu", *inputs, *outputs)
+    there = places.put(tuple(normalised[-4:]), place.device)
+    with place.running():
+        registry.call("verify", place.device, *places.put(tuple(inputs), place.device), *there)
+    tokens, accepted, logprobs, flags = (part.cpu() for part in there)
+    assert flags[1] & BAD_VALUE and accepted[1] == 0 and (tokens[1] == -1).all() and logprobs[1].isnan().all()
+    assert not differences((tokens, accepted, logprobs, flags), outputs, exact=False)
+
+
+# ---- streams and graphs ------------------------------------------------------------------------------------------
+
+STEP = ("verify", "sample", "quantize_int8")
+
+
+def step(place, name):
+    """A call on the device whose inputs can be changed in place: (its tensors, function of no arguments)."""
+    call = {
+        "verify": lambda: device_calls.wide(1, 2, 3000, torch.float32),
+        "sample": lambda: (device_calls.sk.sample, (torch.randn(4, 3000),), keys(4)),
+        "quantize_int8": lambda: (device_calls.sk.quantize_int8, (torch.randn(4, 640),), {}),
+    }[name]()
+    function, arguments, options = call
+    there, more = places.put((arguments, options), place.device)
+    return function, there, more
+
+
+@pytest.mark.parametrize("name", STEP)
+def test_a_captured_call_sees_changed_inputs(place, name):
+    need(place, name)
+    function, arguments, options = step(place, name)
+    with place.running():
+        outputs, replay = place.capture(lambda: parts(function(*arguments, **options)))
+        for _ in range(2):
+            arguments[0].copy_(torch.randn(arguments[0].shape) * 3)
+            if "position" in options:
+                options["position"].add_(1)
+            replay()
+            cpu, more = places.put((arguments, options), "cpu")
+            assert not differences(outputs, _elsewhere(function, cpu, more), exact=name == "quantize_int8")
+
+
+def _elsewhere(function, arguments, options):
+    with use_backend("reference"):
+        return parts(function(*arguments, **options))
+
+
+@pytest.mark.parametrize("name", STEP)
+def test_no_call_waits_for_the_device(place, name):
+    need(place, name)
+    function, arguments, options = step(place, name)
+    with place.running():
+        function(*arguments, **options)  # the first call may load or compile
+        with place.no_waiting():
+            result = function(*arguments, **options)
+    cpu, more = places.put((arguments, options), "cpu")
+    assert not differences(result, _elsewhere(function, cpu, more), exact=name == "quantize_int8")
+
+
+def test_the_current_stream_is_used(place):
+    """Queued on one stream behind a long copy into its input: on any other stream the call would read old values."""
+    need(place, "quantize_int8")
+    if place.device != "cuda":
+        pytest.skip("the emulator has no streams")
+    x, new = torch.zeros(64, 4096, device="cuda"), torch.randn(64, 4096)
+    big = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with place.running(), torch.cuda.stream(stream):
+        pinned = new.pin_memory()
+        for _ in range(20):
+            big.copy_(big.roll(1))
+        x.copy_(pinned, non_blocking=True)
+        got = device_calls.sk.quantize_int8(x)
+    torch.cuda.synchronize()
+    assert not differences(got, device_calls.sk.quantize_int8(new))
