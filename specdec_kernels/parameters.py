@@ -55,9 +55,12 @@ def rule(value, rules, theta, typical, requests, device):
 def _typical(value):
     try:
         eps, delta = value
-        return tuple(_float(name, x, 1, None, None, None, "a number") for name, x in (("eps", eps), ("delta", delta)))
+        if isinstance(eps, torch.Tensor) or isinstance(delta, torch.Tensor):
+            raise TypeError
+        # A negative bound would accept tokens of probability 0.
+        return tuple(_float(name, x, 1, None, 0.0, None, "a number") for name, x in (("eps", eps), ("delta", delta)))
     except (TypeError, ValueError):
-        raise ValueError(f"typical: expected two numbers (eps, delta), got {value!r}") from None
+        raise ValueError(f"typical: expected two numbers >= 0 (eps, delta), got {value!r}") from None
 
 
 def _float(name, value, requests, device, low, high, expected):

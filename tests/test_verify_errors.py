@@ -83,6 +83,30 @@ VALUES = [
     ("max_drafts", {"max_drafts": 1}),
     ("rule", {"rule": "blocks"}),
     ("rule", {"rule": None}),
+    ("rule", {"rule": "traversal"}),  # of trees
+    ("theta", {"rule": "threshold"}),
+    ("theta", {"rule": "threshold", "theta": NAN}),
+    ("theta", {"rule": "threshold", "theta": torch.tensor([0.5, NAN])}),
+    ("theta", {"rule": "threshold", "theta": torch.tensor([0.5])}),
+    ("typical", {"rule": "typical", "typical": 0.3}),
+    ("typical", {"rule": "typical", "typical": (0.1,)}),
+    ("typical", {"rule": "typical", "typical": (0.1, None)}),
+    ("typical", {"rule": "typical", "typical": (0.1, NAN)}),
+    ("typical", {"rule": "typical", "typical": (-0.1, 0.3)}),  # would accept tokens of probability 0
+    ("typical", {"rule": "typical", "typical": (0.1, -0.3)}),
+    ("typical", {"rule": "typical", "typical": (torch.tensor([0.1, 0.2]), 0.3)}),
+    # tensors on different devices
+    ("draft_tokens", {"draft_tokens": torch.tensor([1, 2, 3], device="meta")}),
+    ("cu_drafts", {"cu_drafts": bounds([2, 1]).to("meta")}),
+    ("draft_probs", {"draft_probs": probabilities().to("meta")}),
+    ("draft_logits", {"draft_logits": probabilities().to("meta")}),
+    ("draft_ids", {"draft_ids": torch.arange(8).int().to("meta"), "draft_probs": probabilities()}),
+    ("draft_kind", {"draft_kind": torch.ones(3, dtype=torch.bool, device="meta")}),
+    ("temperature", {"temperature": torch.ones(2, device="meta")}),
+    ("top_k", {"top_k": torch.ones(2, dtype=torch.int32, device="meta")}),
+    ("seed", {"seed": torch.ones(2, dtype=torch.int64, device="meta")}),
+    ("position", {"position": torch.ones(2, dtype=torch.int64, device="meta")}),
+    ("theta", {"rule": "threshold", "theta": torch.ones(2, device="meta")}),
 ]
 
 TYPES = [
@@ -104,6 +128,8 @@ TYPES = [
     ("seed", {"seed": torch.tensor([1, 2], dtype=torch.int32)}),
     ("max_drafts", {"max_drafts": 2.0}),
     ("max_drafts", {"max_drafts": True}),
+    ("theta", {"rule": "threshold", "theta": "low"}),
+    ("theta", {"rule": "threshold", "theta": True}),
 ]
 
 

@@ -15,6 +15,7 @@ A rule returns (path of accepted nodes, weights of the last token, flags). Node 
 """
 
 import itertools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -185,7 +186,7 @@ def typical(r, decide):
         for j in kids[node]:
             chosen = float(p[r.tokens[j]])
             if w.any() and decide.exceeds(chosen, r.typical_bound(p)):
-                open_.append(([*path, j], score + torch.tensor(chosen).double().log().item()))
+                open_.append(([*path, j], score + math.log(chosen)))
     longest = max(len(path) for path, _, _ in ends)
     ends = sorted((e for e in ends if len(e[0]) == longest), key=lambda e: e[0][-1:])
     path, _, w = ends[decide.best([score for _, score, _ in ends])]
