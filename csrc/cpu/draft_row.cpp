@@ -6,30 +6,9 @@
 #include "sk/accept.h"
 
 namespace sk {
-namespace {
-
-// Bit patterns of numbers that are finite and >= 0: up to `largest`, and -0.
-template <class Bits>
-bool all_probabilities(const void* data, int64_t n, Bits largest, Bits minus_zero) {
-  const Bits* bits = static_cast<const Bits*>(data);
-  Bits bad = 0;
-  for (int64_t i = 0; i < n; ++i) bad |= static_cast<Bits>((bits[i] > largest) & (bits[i] != minus_zero));
-  return bad == 0;
-}
-
-bool usable(const Source& probs) {
-  switch (probs.dtype) {
-    case Dtype::kF16: return all_probabilities<uint16_t>(probs.data, probs.size, 0x7bff, 0x8000);
-    case Dtype::kBF16: return all_probabilities<uint16_t>(probs.data, probs.size, 0x7f7f, 0x8000);
-    default: return all_probabilities<uint32_t>(probs.data, probs.size, 0x7f7fffff, 0x80000000);
-  }
-}
-
-}  // namespace
-
 bool DraftRow::read(const VerifyCall& call, int64_t n, int64_t id, const Filters& filters, int threads) {
   id_ = id;
-  probability_ = 1.0;
+  weight_ = total_ = 1.0;
   if (call.drafts.data == nullptr || (call.draft_kind != nullptr && call.draft_kind[n])) {
     kind_ = Kind::kPoint;
     return true;
@@ -43,12 +22,33 @@ bool DraftRow::read(const VerifyCall& call, int64_t n, int64_t id, const Filters
     row_.weigh(filters, threads);
   } else {
     kind_ = Kind::kProbs;
-    if (!usable(source_)) return false;
+    if (!row_kernels(source_.dtype).all_probabilities(source_.data, source_.size)) return false;
   }
   const int64_t j = column(id);
   const bool listed = j < source_.size && (ids_ == nullptr || ids_[j] == id);
-  probability_ = listed ? value(j) : 0.0;
-  return probability_ > 0.0;
+  if (!listed) return false;
+  if (kind_ == Kind::kProbs) {
+    weight_ = source_[j];
+  } else {
+    weight_ = row_.weight(j);
+    total_ = 0.0;
+  }
+  return weight_ > 0.0;
+}
+
+double DraftRow::probability() {
+  if (total_ == 0.0) total_ = row_.total();
+  return weight_ / total_;
+}
+
+bool DraftRow::accepts(double u, Row* p) {
+  if (kind_ != Kind::kLogits) return p->exceeds(id_, u * weight_);
+  const double w = p->weight(id_);
+  do {  // two sums, both between bounds
+    if (u * weight_ * p->at_most() < w * row_.at_least()) return true;
+    if (u * weight_ * p->at_least() >= w * row_.at_most()) return false;
+  } while (static_cast<int>(p->refine()) | static_cast<int>(row_.refine()));
+  return false;
 }
 
 int64_t DraftRow::column(int64_t id) const {
@@ -56,14 +56,14 @@ int64_t DraftRow::column(int64_t id) const {
 }
 
 double DraftRow::value(int64_t column) const {
-  return kind_ == Kind::kProbs ? static_cast<double>(source_[column]) : row_.weight(column) / row_.total();
+  return kind_ == Kind::kProbs ? static_cast<double>(source_[column]) : row_.weight(column) / total_;
 }
 
 void DraftRow::group(int64_t g, double* q) const {
   const int64_t begin = g * kGroup, end = begin + kGroup;
   if (ids_ == nullptr && kind_ == Kind::kLogits) {
     row_.group(g, q);
-    for (int i = 0; i < kGroup; ++i) q[i] /= row_.total();
+    for (int i = 0; i < kGroup; ++i) q[i] /= total_;
     return;
   }
   std::fill(q, q + kGroup, 0.0);

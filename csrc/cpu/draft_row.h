@@ -15,8 +15,9 @@ class DraftRow {
   bool read(const VerifyCall& call, int64_t n, int64_t id, const Filters& filters, int threads);
   bool is_point() const { return kind_ == Kind::kPoint; }
   int64_t id() const { return id_; }
-  double probability() const { return probability_; }  // q(id) > 0
-  void group(int64_t g, double* q) const;              // q of the target ids 64 g .. 64 g + 63; not for a point mass
+  double probability();                    // q(id) > 0
+  bool accepts(double u, Row* p);          // the token rule, u * q(id) < p(id), of a target row p
+  void group(int64_t g, double* q) const;  // q of the target ids 64 g .. 64 g + 63, once probability() was asked for
 
  private:
   enum class Kind { kPoint, kLogits, kProbs };
@@ -29,7 +30,7 @@ class DraftRow {
   Source source_{};
   const int32_t* ids_ = nullptr;
   int64_t id_ = 0;
-  double probability_ = 1.0;
+  double weight_ = 1.0, total_ = 1.0;  // q = weight / total; for logits, total is 0 until it is needed
 };
 
 }  // namespace sk

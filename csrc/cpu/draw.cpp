@@ -5,8 +5,8 @@
 namespace sk {
 namespace {
 
-// The race so far. E = -log1p(-u) is never less than u, so most groups lose without a logarithm, and a group whose mass
-// is unknown loses by its bound.
+// The race so far. E = -log1p(-u) is never less than u, so most groups lose without a logarithm, and most of those
+// whose mass is not known lose by their bound.
 struct Race {
   double best = INFINITY;
   int64_t winner = -1;
@@ -35,16 +35,23 @@ int64_t draw(const Weights& weights, const Noise& noise) {
 
   Race race;
   double w[kGroup];
-  bool unknown = false;
+  int64_t likely = -1;  // of the groups that were not evaluated, the one that wins if all are as heavy as they may be
+  double earliest = INFINITY;
   for (int64_t g = 0; g < groups; ++g) {
-    unknown |= mass[g] < 0;
     if (mass[g] > 0 && !race.lost(u(g), mass[g])) race.enter(g, u(g), mass[g]);
+    if (mass[g] < 0 && u(g) < earliest * -mass[g]) {
+      likely = g;
+      earliest = u(g) / -mass[g];
+    }
   }
-  for (int64_t g = 0; unknown && g < groups; ++g) {
-    if (mass[g] >= 0 || race.lost(u(g), weights.bound(g))) continue;
+  const auto evaluate = [&](int64_t g) {
+    if (race.lost(u(g), -mass[g])) return;
     const double m = weights.group(g, w);
     if (m > 0 && !race.lost(u(g), m)) race.enter(g, u(g), m);
-  }
+  };
+  if (likely >= 0) evaluate(likely);
+  for (int64_t g = 0; likely >= 0 && g < groups; ++g)
+    if (mass[g] < 0 && g != likely) evaluate(g);
   if (race.winner < 0) return -1;
 
   const double bound = noise.pick(race.winner) * weights.group(race.winner, w);

@@ -12,8 +12,7 @@ namespace sk {
 class Weights {
  public:
   virtual double group(int64_t g, double* w) const = 0;  // fills w; returns the sum
-  virtual double bound(int64_t g) const = 0;             // not less than that sum
-  virtual const std::vector<double>& mass() const = 0;   // the sums; -1 = not evaluated
+  virtual const std::vector<double>& mass() const = 0;   // the sums; -b: not evaluated, at most b
 
  protected:
   ~Weights() = default;

@@ -2,24 +2,20 @@
 //
 // With w = exp((l - max)/T) every filter is a threshold: top-k and top-p keep a prefix of the order (logit descending,
 // id ascending), so the support is (cut, last id kept at the cut) and w >= min_p. Nothing of the size of the vocabulary
-// is stored; per 64 ids there are the largest logit and the mass. Groups whose mass cannot matter to the total
-// (largest weight below e^-30) are evaluated only when a draw asks for them.
+// is stored; per 64 ids there are the largest logit and the mass.
+//
+// A row is read once, for the largest logit of every group. That bounds the mass of each group, and so the sum of all
+// weights, and most questions are decided by bounds: is u < w/total, where does the nucleus end, which group can still
+// win a race. Weights are evaluated in stages, heaviest groups first, until the answer is certain.
 #pragma once
 #include <cstdint>
 #include <vector>
 
+#include "cpu/candidates.h"
 #include "cpu/row_kernels.h"
+#include "cpu/source.h"
 
 namespace sk {
-
-struct Source {
-  const void* data;
-  Dtype dtype;
-  int64_t size;
-
-  const void* at(int64_t i) const { return static_cast<const char*>(data) + i * (dtype == Dtype::kF32 ? 4 : 2); }
-  float operator[](int64_t i) const;
-};
 
 struct Filters {
   float temperature;
@@ -27,8 +23,12 @@ struct Filters {
   float top_p, min_p;
 };
 
-// The lowest id among the largest entries, NaN and -inf never, -1 without a candidate; *hard = NaN or +inf was met.
-int64_t row_argmax(const Source& source, int threads, bool* hard);
+// Of the order (logit descending, id ascending): everything above cut, and what equals it up to id last.
+struct Prefix {
+  float cut;
+  int64_t last;
+  double mass;
+};
 
 class Row {
  public:
@@ -39,29 +39,42 @@ class Row {
   int64_t argmax() const;
   double log_softmax(int64_t id) const;  // of the row as read, before temperature and filters
 
-  void weigh(const Filters& filters, int threads);  // then: support and masses, for temperature > 0
-  double total() const { return total_; }
+  void weigh(const Filters& filters, int threads);  // then: support and weights, for temperature > 0
   double weight(int64_t id) const;
   double group(int64_t g, double* w) const;  // the weights of ids 64 g .. 64 g + 63; returns their sum
-  double bound(int64_t g) const;             // not less than that sum
   int64_t groups() const { return static_cast<int64_t>(top_.size()); }
-  const std::vector<double>& mass() const { return mass_; }  // the sums; -1 = too small to matter, not evaluated
+
+  // The sum of each group; a negative number says that it was not evaluated and is at most that much.
+  const std::vector<double>& mass() const { return mass_; }
+
+  // The sum of all weights lies between these; refine() brings them closer, or returns false if they are equal.
+  double at_least() const { return low_; }
+  double at_most() const { return high_; }
+  bool refine();
+  double total();                          // refines to the end; the first call is not for several threads at once
+  bool exceeds(int64_t id, double share);  // weight(id) > share * total(), without more refinement than that takes
 
  private:
-  struct Prefix {  // of the order: everything above cut, and what equals it up to id last
-    float cut;
-    int64_t last;
-    double mass;
-  };
-
   void load(int64_t g, float* l) const;
-  void masses(int threads);
-  double mass_of(int64_t g) const;
+  void load_support(int64_t g, float* l) const;  // with -inf for what equals the cut and lies behind `last`
+  bool exact(double inv_t) const;
+  FloatWeights float_weights(double inv_t) const;
+  void bound(float cut);
+  void evaluate(double least);
+  void settle(double total);
+
   void keep(const Prefix& prefix);
+  void keep(const Candidates::End& end, Candidates* candidates);
+  Candidates* keep_first(int64_t count);
+  Candidates* keep_nucleus(double share, Candidates* support);
+  float keep_weights(double least, Candidates* support);
+  bool gather(float floor, Candidates* out) const;
+  float floor_of(double log_weight) const;
+  float count_floor(int64_t k) const;
   Prefix select(double need, bool by_mass, float floor) const;
   int64_t nth_equal(float value, int64_t n) const;
-  float count_floor(int64_t k) const;
-  float mass_floor(double share) const;
+
+  static constexpr int kLastStage = 4;  // that of refine() in which every weight that matters is evaluated
 
   Source source_{};
   std::vector<float> top_;  // largest logit per group
@@ -70,7 +83,9 @@ class Row {
   int64_t point_ = -1;
   float max_ = 0, cut_ = 0;
   int64_t last_ = 0;
-  double inv_t_ = 1, least_ = 0, log_least_ = 0, total_ = 0;
+  double inv_t_ = 1, least_ = 0;
+  double low_ = 0, high_ = 0;
+  int stage_ = 0, threads_ = 1;
 };
 
 double sum64(const double* w);  // in the order of GroupKernels::exp64

@@ -6,10 +6,10 @@
 
 namespace sk {
 
-struct MassParameters {
-  float max, inv_t;
-  float cut;         // entries below have no weight
-  float negligible;  // groups whose largest entry is below are not evaluated
+// Weights in float: 2^(max(l - max, low) * scale). Relative error of a few 1e-7 near 1, 2e-6 at e^-30.
+struct FloatWeights {
+  float max, scale;
+  float low;  // where the weight is 2^-126
 };
 
 struct RowKernels {
@@ -18,10 +18,10 @@ struct RowKernels {
   bool (*max_blocks)(const void* row, int64_t blocks, int64_t block, float* out);
   // 64 entries as f32, NaN as -inf.
   void (*load64)(const void* group, float* out);
-  // out[g] = sum of exp((l - max) * inv_t) over the entries l >= cut of group g, given the groups' largest entries;
-  // 0 without such an entry, -1 where it was not evaluated. In float arithmetic: to a few 1e-6 where the largest weight
-  // of the group is e^-30, to some 1e-7 where it is near 1.
-  void (*masses)(const void* row, int64_t groups, const float* top, const MassParameters& parameters, double* out);
+  // mass[g] = sum of the weights of group g, where mass[g] was below -least.
+  void (*masses)(const void* row, int64_t groups, const FloatWeights& weights, double least, double* mass);
+  // Whether all n entries are finite and >= 0.
+  bool (*all_probabilities)(const void* row, int64_t n);
 };
 const RowKernels& row_kernels(Dtype dtype);
 
@@ -29,6 +29,11 @@ struct GroupKernels {
   // w = exp((l - max) * inv_t) where l >= cut and w >= least, else 0, for 64 entries; returns their sum. The order of
   // the sum is fixed. Relative error of w below 1e-11.
   double (*exp64)(const float* l, double max, double inv_t, float cut, double least, double* w);
+  // out[g] = -(not less than the mass of a group whose largest entry is top[g]); 0 where top[g] < cut.
+  void (*bounds)(const float* top, int64_t groups, const FloatWeights& weights, float cut, double* out);
+  // The sums of the positive and of the negative entries of x.
+  void (*tally)(const double* x, int64_t n, double* positive, double* negative);
+  int64_t (*count_from)(const float* x, int64_t n, float least);  // how many are >= least
   // Word 0 of Philox for the groups first .. first + 15; c2 = stream << 24 | index.
   void (*first_words)(uint64_t seed, uint64_t position, uint32_t c2, uint32_t first, uint32_t* out);
 };

@@ -1,12 +1,12 @@
 // Hot loops over a row of logits; row_kernels.cpp includes this once per instruction set, inside a namespace that has
-// defined kBytes (the width of its vectors) and convert_f16. Vectors are GCC's own. Every sum has a fixed order and
-// nothing is contracted: all instruction sets give the same bits.
+// defined the vector type Floats of kBytes bytes and a few operations on it. The other vectors are GCC's own. Every sum
+// has a fixed order.
 
-typedef float Floats __attribute__((vector_size(kBytes)));
 typedef int32_t Ints __attribute__((vector_size(kBytes)));
 typedef uint32_t Words __attribute__((vector_size(kBytes)));
 typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
 typedef double Doubles __attribute__((vector_size(kBytes)));
+typedef int64_t Integers __attribute__((vector_size(kBytes)));
 typedef uint64_t Longs __attribute__((vector_size(kBytes)));
 typedef float HalfFloats __attribute__((vector_size(kBytes / 2)));
 constexpr int kFloats = kBytes / 4, kDoubles = kBytes / 8;
@@ -24,26 +24,29 @@ template <class T>
 bool max_blocks(const void* row, int64_t blocks, int64_t block, float* out) {
   const T* x = static_cast<const T*>(row);
   const Floats lowest = Floats{} - INFINITY;
-  Ints nan = {};
+  Mask nan{};
+#if SK_X86
+  const Fetch fetch(row, 1, 0);
+  int64_t at = 0;
+#endif
   for (int64_t b = 0; b < blocks; ++b, x += block) {
     Floats top[4] = {lowest, lowest, lowest, lowest};
-    for (int64_t i = 0; i < block; i += 4 * kFloats)
-      for (int j = 0; j < 4; ++j) {
-        Floats v;
-        load(x + i + kFloats * j, v);
-        top[j] = v > top[j] ? v : top[j];  // a NaN never gets in
-        nan |= v != v;
+    for (int64_t i = 0; i < block; i += kGroup) {
+#if SK_X86
+      for (const int64_t stop = at + kGroup * sizeof(T); at < stop; at += 64) fetch.step(at);
+#endif
+      for (int j = 0; j < kGroup; j += 4 * kFloats) {
+        Floats v[4];
+        for (int k = 0; k < 4; ++k) {
+          load(x + i + j + kFloats * k, v[k]);
+          top[k] = larger(v[k], top[k]);  // a NaN never gets in
+        }
+        nan |= unordered(v[0], v[1]) | unordered(v[2], v[3]);
       }
-    top[0] = top[0] > top[1] ? top[0] : top[1];
-    top[2] = top[2] > top[3] ? top[2] : top[3];
-    top[0] = top[0] > top[2] ? top[0] : top[2];
-    float best = top[0][0];
-    for (int j = 1; j < kFloats; ++j) best = top[0][j] > best ? top[0][j] : best;
-    out[b] = best;
+    }
+    out[b] = largest(larger(larger(top[0], top[1]), larger(top[2], top[3])));
   }
-  int32_t any = 0;
-  for (int j = 0; j < kFloats; ++j) any |= nan[j];
-  return any != 0;
+  return any(nan);
 }
 
 template <class T>
@@ -56,49 +59,132 @@ void load64(const void* group, float* out) {
   }
 }
 
-// exp(x) for x <= 0 to 2e-7, in the way of exp64.h with the coefficients of Cephes expf; exp(-87) for all below.
-inline void exp_floats(Floats& x) {
-  x = x > -87.0f ? x : Floats{} - 87.0f;
-  const Floats shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23
-  const Floats n = shifted - 12582912.0f;
-  const Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = (p * r) * r + (r + 1.0f);
+// 2^(d * scale) for d <= 0: n = round(d * scale) comes out of adding 1.5 * 2^23, 2^f for the rest |f| <= 1/2 from a
+// polynomial of degree 5 (minimax, 9e-8), 2^n from shifting n into the exponent.
+inline Floats weights_of(Floats d, const FloatWeights& w) {
+  const Floats zero{}, scale = zero + w.scale, magic = zero + 12582912.0f;
+  d = larger(d, zero + w.low);
+  const Floats shifted = fused(d, scale, magic);
+  const Floats f = fused(d, scale, magic - shifted);
+  Floats p = fused(f, zero + 1.3264649315e-3f, zero + 9.6715763211e-3f);
+  p = fused(p, f, zero + 5.5507343262e-2f);
+  p = fused(p, f, zero + 2.4022240936e-1f);
+  p = fused(p, f, zero + 6.9314700365e-1f);
+  p = fused(p, f, zero + 1.0f);
   Words exponent, bits;
   memcpy(&exponent, &shifted, sizeof exponent);
   memcpy(&bits, &p, sizeof bits);
   bits += exponent << 23;
-  memcpy(&x, &bits, sizeof x);
+  memcpy(&p, &bits, sizeof p);
+  return p;
 }
 
 template <class T>
-void masses(const void* row, int64_t groups, const float* top, const MassParameters& m, double* out) {
+void masses(const void* row, int64_t groups, const FloatWeights& weights, double least, double* mass) {
   constexpr int kSums = 16 / kFloats;
   const T* x = static_cast<const T*>(row);
   for (int64_t g = 0; g < groups; ++g, x += kGroup) {
-    if (top[g] < m.cut || top[g] < m.negligible) {
-      out[g] = top[g] < m.cut ? 0.0 : -1.0;
-      continue;
-    }
+    if (!(mass[g] < -least)) continue;
     Floats sum[kSums] = {};
     for (int i = 0; i < kGroup; i += 16)
       for (int j = 0; j < kSums; ++j) {
         Floats v;
         load(x + i + kFloats * j, v);
-        Floats e = (v - m.max) * m.inv_t;
-        exp_floats(e);
-        sum[j] += v >= m.cut ? e : Floats{};  // a NaN is not
+        const Floats w = weights_of(v - weights.max, weights);
+        sum[j] += v > -INFINITY ? w : Floats{};  // a NaN is not
       }
-    float lane[16];
-    memcpy(lane, sum, sizeof lane);
-    double pair[8];
-    for (int j = 0; j < 8; ++j) pair[j] = static_cast<double>(lane[j]) + lane[j + 8];
-    out[g] = ((pair[0] + pair[4]) + (pair[2] + pair[6])) + ((pair[1] + pair[5]) + (pair[3] + pair[7]));
+    mass[g] = sum16(sum);
   }
+}
+
+void bounds(const float* top, int64_t groups, const FloatWeights& weights, float cut, double* out) {
+  for (int64_t g = 0; g < groups; g += kFloats) {
+    const int64_t n = groups - g < kFloats ? groups - g : kFloats;
+    Floats v = Floats{} - INFINITY;
+    memcpy(&v, top + g, n * sizeof(float));
+    Floats w = weights_of(v - weights.max, weights) * -(kGroup * 1.0001f);
+    w = v >= cut ? w : Floats{};
+    for (int64_t i = 0; i < n; ++i) out[g + i] = w[i];
+  }
+}
+
+void tally(const double* x, int64_t n, double* positive, double* negative) {
+  constexpr int kSums = 8 / kDoubles;
+  Doubles above[kSums] = {}, below[kSums] = {};
+  int64_t i = 0;
+  const auto add = [&](const double* at) __attribute__((always_inline)) {
+    for (int j = 0; j < kSums; ++j) {
+      Doubles v;
+      memcpy(&v, at + kDoubles * j, sizeof v);
+      above[j] += v > 0.0 ? v : Doubles{};
+      below[j] += v > 0.0 ? Doubles{} : v;
+    }
+  };
+  for (; i + 8 <= n; i += 8) add(x + i);
+  double rest[8] = {};
+  memcpy(rest, x + i, (n - i) * sizeof(double));
+  add(rest);
+  double a[8], b[8];
+  memcpy(a, above, sizeof a);
+  memcpy(b, below, sizeof b);
+  *positive = ((a[0] + a[4]) + (a[2] + a[6])) + ((a[1] + a[5]) + (a[3] + a[7]));
+  *negative = ((b[0] + b[4]) + (b[2] + b[6])) + ((b[1] + b[5]) + (b[3] + b[7]));
+}
+
+int64_t count_from(const float* x, int64_t n, float least) {
+  Ints count{};
+  int64_t i = 0;
+  for (; i + kFloats <= n; i += kFloats) {
+    Floats v;
+    memcpy(&v, x + i, sizeof v);
+    count -= v >= least;
+  }
+  int64_t sum = 0;
+  for (int j = 0; j < kFloats; ++j) sum += count[j];
+  for (; i < n; ++i) sum += x[i] >= least;
+  return sum;
+}
+
+// Bit patterns of numbers that are finite and >= 0: up to `largest`, and -0.
+template <class Bits, int kCount>
+bool all_up_to(const void* row, int64_t n, Bits largest) {
+  typedef Bits Vector __attribute__((vector_size(kBytes)));
+  const Bits minus_zero = static_cast<Bits>(Bits{1} << (8 * sizeof(Bits) - 1));
+  const Bits* x = static_cast<const Bits*>(row);
+  Vector bad{};
+  int64_t i = 0;
+#if SK_X86
+  const Fetch fetch(row, 1, 0);
+#endif
+  for (; i + 4 * kCount <= n; i += 4 * kCount) {
+#if SK_X86
+    for (int64_t line = 0; line < 4 * kBytes; line += 64) fetch.step(i * static_cast<int64_t>(sizeof(Bits)) + line);
+#endif
+    for (int j = 0; j < 4; ++j) {
+      Vector v;
+      memcpy(&v, x + i + kCount * j, sizeof v);
+      bad |= (v > largest) & (v != minus_zero);
+    }
+  }
+  Bits any = 0;
+  for (int j = 0; j < kCount; ++j) any |= bad[j];
+  for (; i < n; ++i) any |= static_cast<Bits>(x[i] > largest && x[i] != minus_zero);
+  return any == 0;
+}
+
+template <class T>
+bool all_probabilities(const void* row, int64_t n);
+template <>
+bool all_probabilities<float>(const void* row, int64_t n) {
+  return all_up_to<uint32_t, kBytes / 4>(row, n, 0x7f7fffff);
+}
+template <>
+bool all_probabilities<F16>(const void* row, int64_t n) {
+  return all_up_to<uint16_t, kBytes / 2>(row, n, 0x7bff);
+}
+template <>
+bool all_probabilities<BF16>(const void* row, int64_t n) {
+  return all_up_to<uint16_t, kBytes / 2>(row, n, 0x7f7f);
 }
 
 double exp64(const float* l, double max, double inv_t, float cut, double least, double* w) {

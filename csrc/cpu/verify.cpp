@@ -17,13 +17,13 @@
 namespace sk {
 namespace {
 
+constexpr double kNotLess = 1.0 + 1e-5;  // makes an upper bound of a mass in float arithmetic
 constexpr int64_t kInlineIds = 32768;  // fewer ids than this are not worth a second thread
 
 class RowWeights final : public Weights {
  public:
   explicit RowWeights(const Row& row) : row_(row) {}
   double group(int64_t g, double* w) const override { return row_.group(g, w); }
-  double bound(int64_t g) const override { return row_.bound(g); }
   const std::vector<double>& mass() const override { return row_.mass(); }
 
  private:
@@ -33,7 +33,7 @@ class RowWeights final : public Weights {
 // What is left of p after a refusal: max(p - q, 0). For a point mass that is p without the refused id.
 class Residual final : public Weights {
  public:
-  void set(const Row& p, const DraftRow& q, int threads) {
+  void set(Row& p, DraftRow& q) {
     p_ = &p;
     q_ = &q;
     mass_ = p.mass();
@@ -43,12 +43,9 @@ class Residual final : public Weights {
       if (m > 0) m = group(q.id() / kGroup, w);
       return;
     }
-    parallel_for(threads, p.groups(), 128, [&](int64_t begin, int64_t end) {
-      const IeeeMode mode;
-      double w[kGroup];
-      for (int64_t g = begin; g < end; ++g)
-        if (mass_[g] > 0) mass_[g] = group(g, w);
-    });
+    q.probability();
+    total_ = p.total();
+    for (double& m : mass_) m = -std::fabs(m) * kNotLess / total_;
   }
 
   double group(int64_t g, double* w) const override {
@@ -59,16 +56,16 @@ class Residual final : public Weights {
     }
     double q[kGroup];
     q_->group(g, q);
-    for (int i = 0; i < kGroup; ++i) w[i] = std::max(w[i] / p_->total() - q[i], 0.0);
+    for (int i = 0; i < kGroup; ++i) w[i] = std::max(w[i] / total_ - q[i], 0.0);
     return sum64(w);
   }
 
-  double bound(int64_t g) const override { return p_->bound(g) / (q_->is_point() ? 1.0 : p_->total()); }
   const std::vector<double>& mass() const override { return mass_; }
 
  private:
   const Row* p_ = nullptr;
   const DraftRow* q_ = nullptr;
+  double total_ = 1.0;
   std::vector<double> mass_;
 };
 
@@ -150,12 +147,12 @@ class Request {
       last(nullptr);
       return false;
     }
-    const double q = s.draft.probability(), p = s.row.weight(draft) / s.row.total();
-    if (accept_token(seed_, position_, static_cast<uint32_t>(emitted_), q, p)) {
+    const double u = uniform(seed_, position_, Stream::kCoin, static_cast<uint32_t>(emitted_), 0);
+    if (s.draft.accepts(u, &s.row)) {
       emit(draft);
       return true;
     }
-    s.residual.set(s.row, s.draft, threads_);
+    s.residual.set(s.row, s.draft);
     last(&s.residual);
     return false;
   }

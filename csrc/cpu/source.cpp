@@ -1,0 +1,89 @@
+#include "cpu/source.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+#include "cpu/float_mode.h"
+#include "cpu/threads.h"
+
+namespace sk {
+namespace {
+
+constexpr int64_t kScanBlock = 2048;    // ids per maximum when only the argmax is wanted
+constexpr int64_t kShareOfRow = 16384;  // ids that are worth a thread
+
+}  // namespace
+
+float Source::operator[](int64_t i) const {
+  switch (dtype) {
+    case Dtype::kF16: return to_f32(static_cast<const F16*>(data)[i]);
+    case Dtype::kBF16: return to_f32(static_cast<const BF16*>(data)[i]);
+    default: return static_cast<const float*>(data)[i];
+  }
+}
+
+void Source::load(int64_t g, float* l) const {
+  if ((g + 1) * kGroup <= size) {
+    row_kernels(dtype).load64(at(g * kGroup), l);
+    return;
+  }
+  const int64_t n = size - g * kGroup;
+  for (int64_t i = 0; i < kGroup; ++i) {
+    const float v = i < n ? (*this)[g * kGroup + i] : -INFINITY;
+    l[i] = v == v ? v : -INFINITY;
+  }
+}
+
+int64_t Source::first_equal(int64_t begin, float value) const {
+  for (int64_t g = begin / kGroup;; ++g) {
+    float l[kGroup];
+    load(g, l);
+    for (int i = 0; i < kGroup; ++i)
+      if (l[i] == value) return g * kGroup + i;
+  }
+}
+
+bool Source::block_tops(int64_t block, float* out, int threads) const {
+  const RowKernels& kernels = row_kernels(dtype);
+  const int64_t full = size / block;
+  std::atomic<bool> nan{false};
+  parallel_for(threads, full, kShareOfRow / block, [&](int64_t begin, int64_t end) {
+    const IeeeMode mode;
+    if (kernels.max_blocks(at(begin * block), end - begin, block, out + begin)) nan = true;
+  });
+  if (full * block == size) return nan;
+  float top = -INFINITY;
+  int64_t i = full * block;
+  const int64_t groups = (size - i) / kGroup;
+  for (int64_t g = 0; g < groups; ++g, i += kGroup) {
+    float one;
+    if (kernels.max_blocks(at(i), 1, kGroup, &one)) nan = true;
+    top = std::max(top, one);
+  }
+  for (; i < size; ++i) {
+    const float v = (*this)[i];
+    if (v != v) nan = true;
+    top = v > top ? v : top;
+  }
+  out[full] = top;
+  return nan;
+}
+
+float largest(const std::vector<float>& x) {
+  float top;
+  const int64_t n = static_cast<int64_t>(x.size());
+  Source{x.data(), Dtype::kF32, n}.block_tops(std::max<int64_t>(kGroup, n + (-n & (kGroup - 1))), &top, 1);
+  return top;
+}
+
+int64_t row_argmax(const Source& source, int threads, bool* hard) {
+  thread_local std::vector<float> tops;
+  tops.resize((source.size + kScanBlock - 1) / kScanBlock);
+  const bool nan = source.block_tops(kScanBlock, tops.data(), threads);
+  const auto best = std::max_element(tops.begin(), tops.end());
+  *hard = nan || *best == INFINITY;
+  return *best == -INFINITY ? -1 : source.first_equal((best - tops.begin()) * kScanBlock, *best);
+}
+
+}  // namespace sk

@@ -1,0 +1,31 @@
+// One row of numbers in memory, and reading it 64 at a time.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "cpu/row_kernels.h"
+#include "sk/accept.h"
+
+namespace sk {
+
+struct Source {
+  const void* data;
+  Dtype dtype;
+  int64_t size;
+
+  const void* at(int64_t i) const { return static_cast<const char*>(data) + i * (dtype == Dtype::kF32 ? 4 : 2); }
+  float operator[](int64_t i) const;
+  int64_t groups() const { return (size + kGroup - 1) / kGroup; }
+  void load(int64_t g, float* l) const;                   // ids 64 g .. 64 g + 63, with -inf for NaN and beyond the end
+  int64_t first_equal(int64_t begin, float value) const;  // the first id >= begin of a value that is known to be there
+
+  // out[b] = largest entry of block b, the last block may be short; returns whether a NaN was met.
+  bool block_tops(int64_t block, float* out, int threads) const;
+};
+
+float largest(const std::vector<float>& x);  // of numbers
+
+// The lowest id among the largest entries, NaN and -inf never, -1 without a candidate; *hard = NaN or +inf was met.
+int64_t row_argmax(const Source& source, int threads, bool* hard);
+
+}  // namespace sk
