@@ -2,7 +2,7 @@
 
 import torch
 
-from . import parameters, registry, validate
+from . import library, parameters, registry, validate
 
 
 def sample(
@@ -36,6 +36,12 @@ def sample(
 
     Raises ValueError or TypeError that names the argument.
     """
+    if torch.compiler.is_compiling():
+        tokens, logprobs = library.call(
+            "sample", logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed,
+            position=position, stream=stream, index=index, return_logprobs=return_logprobs,
+        )  # fmt: skip
+        return (tokens, logprobs) if return_logprobs else tokens
     validate.tensor("logits", logits, validate.FLOATS, 2)
     validate.rows("logits", logits)
     device = logits.device

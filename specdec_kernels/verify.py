@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import parameters, registry, validate
+from . import library, parameters, registry, validate
 
 RULES = ("token", "block", "typical", "threshold")
 _INTS = (torch.int32, torch.int64)
@@ -75,7 +75,7 @@ def verify(
             min_p <= 0.
         seed, position: [B] int64; position = absolute position of the first token that this call emits. They name the
             round's random numbers and are needed unless ``temperature`` is the number 0.
-        max_drafts: width W - 1 of the output; None = the longest request (CPU only).
+        max_drafts: width W - 1 of the output; None = the longest request (CPU only, and not under torch.compile).
         rule: see above. theta: of "threshold", a number or a tensor [B]; no default. typical: its (eps, delta).
         return_logprobs: whether to fill ``Verdict.logprobs``.
 
@@ -85,6 +85,14 @@ def verify(
 
     Raises ValueError or TypeError that names the argument; on a GPU bad values set flag 4 instead.
     """
+    if torch.compiler.is_compiling():
+        tokens, num_accepted, logprobs, flags = library.call(
+            "verify", target_logits, draft_tokens, cu_drafts, draft_logits=draft_logits, draft_probs=draft_probs,
+            draft_ids=draft_ids, draft_kind=draft_kind, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
+            seed=seed, position=position, max_drafts=max_drafts, rule=rule, theta=theta,
+            typical=typical, return_logprobs=return_logprobs,
+        )  # fmt: skip
+        return Verdict(tokens, num_accepted, logprobs if return_logprobs else None, flags)
     validate.tensor("target_logits", target_logits, validate.FLOATS, 2)
     validate.rows("target_logits", target_logits)
     device = target_logits.device

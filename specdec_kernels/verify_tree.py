@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import parameters, registry, validate
+from . import library, parameters, registry, validate
 from .tree import tree_depth
 
 RULES = ("token", "traversal", "typical", "threshold")
@@ -74,7 +74,7 @@ def verify_tree(
         cu_nodes: [B + 1] int32, ascending from 0 to D. A request may have no nodes: plain sampling.
         draft_probs: [D, V] f32, f16 or bf16: the distribution from which node j's parent drew its children, before any
             removal (equal for siblings); used as they are. None: nodes are deterministic.
-        max_depth: width of ``path``; None = the deepest node (CPU only).
+        max_depth: width of ``path``; None = the deepest node (CPU only, and not under torch.compile).
         temperature, top_k, top_p, min_p, seed, position, theta, typical, return_logprobs: as for ``verify``.
 
     Returns a :class:`TreeVerdict`. Hard inputs and flags are those of ``verify``; an unusable sibling is skipped with
@@ -82,6 +82,14 @@ def verify_tree(
 
     Raises ValueError or TypeError that names the argument; on a GPU bad values set flag 4 instead.
     """
+    if torch.compiler.is_compiling():
+        path, tokens, num_accepted, logprobs, flags = library.call(
+            "verify_tree", target_logits, tree_tokens, parents, cu_nodes, draft_probs=draft_probs,
+            max_depth=max_depth, rule=rule, theta=theta, typical=typical,
+            temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, position=position,
+            return_logprobs=return_logprobs,
+        )  # fmt: skip
+        return TreeVerdict(path, tokens, num_accepted, logprobs if return_logprobs else None, flags)
     validate.tensor("target_logits", target_logits, validate.FLOATS, 2)
     validate.rows("target_logits", target_logits)
     device = target_logits.device
