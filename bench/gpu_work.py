@@ -1,0 +1,126 @@
+"""What bench_gpu.py measures: calls on copies of their inputs, so that no copy is in the device's cache, and rivals."""
+
+import itertools
+from dataclasses import dataclass, field
+
+import gpu_rivals as rivals
+import torch
+from bench_quantize import eager_dequantize, eager_quantize
+from verify_inputs import DRAFTS, Inputs
+
+import specdec_kernels as sk
+
+BF16, F32 = torch.bfloat16, torch.float32
+NAMES = {BF16: "bf16", F32: "f32"}
+MODES = {"T=0.7": 1.0, "T=0.7 top-p 0.9": 0.9}  # name -> top_p
+
+
+@dataclass
+class Work:
+    """One operation on one shape: each function takes the number of a copy of the inputs."""
+
+    operation: str
+    name: str
+    copies: int
+    bytes: int  # per call
+    ours: callable
+    rivals: dict = field(default_factory=dict)
+    right: callable = lambda result: True
+
+
+def copies_of(gpu, *tensors):
+    """Lists of copies of each tensor, as many as keep the device's cache cold."""
+    size = sum(t.numel() * t.element_size() for t in tensors)
+    count = max(2, min(64, -(-gpu.cold // size)))
+    return count, [[t.to(gpu.device, copy=True) for _ in range(count)] for t in tensors], size
+
+
+class Drafted:
+    """A call of verify whose drafts are all accepted, and its rivals."""
+
+    def __init__(self, gpu, requests, vocabulary, dtype):
+        self.gpu, self.vocabulary = gpu, vocabulary
+        inputs = Inputs(requests, vocabulary, dtype, accept=True)
+        self.target, self.draft_probs = inputs.targets[0], inputs.drafts("draft_probs")[0].float()
+        self.ids, self.tokens, self.cu = (t.to(gpu.device) for t in (inputs.ids, inputs.tokens, inputs.cu))
+        self.keys = {"seed": inputs.seed.to(gpu.device), "position": inputs.position.to(gpu.device)}
+        self.shape = f"B={requests} K={DRAFTS} V={vocabulary} {NAMES[dtype]}"
+
+    def work(self):
+        yield from self.point_masses()
+        yield from self.distributions()
+
+    def verify(self, rows, **options):
+        rows = rows.view(-1, self.vocabulary)
+        return sk.verify(rows, self.tokens, self.cu, max_drafts=DRAFTS, **options, **self.keys)
+
+    def point_masses(self):
+        count, (targets,), size = copies_of(self.gpu, self.target)
+
+        def work(name, options, others):
+            ours = lambda i: self.verify(targets[i], **options)
+            return Work("verify", f"{self.shape} {name}", count, size, ours, others, all_accepted)
+
+        yield work("greedy", {"temperature": 0.0}, {"eager": lambda i: rivals.greedy(targets[i], self.ids)})
+        for name, top_p in MODES.items():
+            eager = lambda i, top_p=top_p: rivals.token_rule(targets[i], self.ids, 0.7, top_p)
+            yield work(name, {"temperature": 0.7, "top_p": top_p}, {"eager": eager})
+        block = lambda i: self.verify(targets[i], temperature=0.7, rule="block")
+        yield Work("verify", f"{self.shape} T=0.7 block", count, size, block)
+
+    def distributions(self):
+        count, (targets, drafts), size = copies_of(self.gpu, self.target, self.draft_probs)
+        flat = [q.view(-1, self.vocabulary) for q in drafts]
+        flashinfer = rivals.flashinfer_rule(self.gpu.device) if self.gpu.device.type == "cuda" else None
+        for name, top_p in MODES.items():
+            options = {"temperature": 0.7, "top_p": top_p}
+            ours = lambda i, options=options: self.verify(targets[i], draft_probs=flat[i], **options)
+            eager = lambda i, p=top_p: rivals.token_rule(targets[i], self.ids, 0.7, p, drafts[i])
+            others = {"eager": eager}
+            if flashinfer:
+                others["flashinfer"] = lambda i, p=top_p: flashinfer(targets[i], self.ids.int(), 0.7, p, drafts[i])
+            yield Work("verify", f"{self.shape} {name}, draft_probs", count, size, ours, others, all_accepted)
+
+
+def all_accepted(verdict):
+    return bool((verdict.num_accepted == DRAFTS).all())
+
+
+def sample_work(gpu, requests, vocabulary, dtype):
+    rows = Inputs(requests, vocabulary, dtype, accept=True).targets[0][:, 0]
+    count, (copies,), size = copies_of(gpu, rows)
+    seed = torch.arange(requests, device=gpu.device)
+    keys = {"seed": seed, "position": seed + 7}
+    for name, top_p in MODES.items():
+        ours = lambda i, p=top_p: sk.sample(copies[i], temperature=0.7, top_p=p, **keys)
+        eager = {"eager": lambda i, p=top_p: rivals.sample(copies[i], 0.7, p)}
+        yield Work("sample", f"B={requests} V={vocabulary} {NAMES[dtype]} {name}", count, size, ours, eager)
+
+
+def quantize_work(gpu, rows, cols, dtype):
+    count, (x,), size = copies_of(gpu, torch.randn(rows, cols).to(dtype))
+    made = [sk.quantize_int8(c) for c in x]
+    total = size + rows * cols + 4 * rows
+    name = f"{rows}x{cols} {NAMES[dtype]}"
+    ours = lambda i: sk.quantize_int8(x[i], out=made[i])
+    yield Work("quantize_int8", name, count, total, ours, {"eager": lambda i: eager_quantize(x[i])})
+    eager = {"eager": lambda i: eager_dequantize(*made[i], dtype)}
+    yield Work("dequantize_int8", name, count, total, lambda i: sk.dequantize_int8(*made[i], dtype=dtype), eager)
+
+
+def everything(gpu):
+    """Most telling first: a run that is short of time ends early."""
+    if gpu.device.type == "cpu":
+        yield from Drafted(gpu, 2, 1000, F32).work()
+        yield from sample_work(gpu, 2, 1000, F32)
+        yield from quantize_work(gpu, 8, 256, BF16)
+        return
+    yield from Drafted(gpu, 8, 151_936, BF16).work()
+    yield from quantize_work(gpu, 4096, 8192, BF16)
+    yield from sample_work(gpu, 8, 151_936, BF16)
+    for requests in (1, 64):
+        yield from Drafted(gpu, requests, 151_936, BF16).work()
+    for requests, dtype in itertools.product((8, 1, 64), (BF16, F32)):
+        yield from Drafted(gpu, requests, 49_152, dtype).work()
+    yield from quantize_work(gpu, 16, 4096, BF16)
+    yield from sample_work(gpu, 64, 49_152, BF16)

@@ -1,0 +1,103 @@
+"""bench/gpu_check.sh and bench/bench_gpu.py where there is no GPU: their dry runs, refusals, and the rivals' law."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gpu_compilers import ROOT
+
+SCRIPT, BENCH = ROOT / "bench" / "gpu_check.sh", ROOT / "bench" / "bench_gpu.py"
+
+
+def run(*command, **variables):
+    path = os.pathsep.join(p for p in sys.path if p)  # the package that these tests test
+    env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": path, **variables}
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, env=env)
+
+
+def bash():
+    found = shutil.which("bash")
+    if found is None:
+        pytest.skip("bash is not installed")
+    return found
+
+
+def results(folder):
+    (path,) = folder.iterdir()  # no temporary file is left
+    assert path.name == "dry-run-on-a-cpu.json"
+    facts = json.loads(path.read_text())
+    assert facts["dry_run"] and not facts["failed"] and facts["versions"]["torch"] == torch.__version__
+    return facts
+
+
+def test_dry_run_of_the_benchmark_writes_the_result(tmp_path):
+    done = run(sys.executable, BENCH, "--device", "cpu", "--out", tmp_path / "out", "--pairs", 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = results(tmp_path / "out")
+    assert facts["left_out"] == 0 and facts["copy_gbps"] > 0 and facts["tests"] is None
+    assert {r["operation"] for r in facts["results"]} == {"verify", "sample", "quantize_int8", "dequantize_int8"}
+    for result in facts["results"]:
+        assert result["us"] > 0 and result["gbps"] > 0 and result["share_of_copy"] > 0 and result["call_us"] > 0
+        if result["rival"]:
+            assert result["interval"][0] <= result["ratio"] <= result["interval"][1]
+
+
+def test_the_time_limit_leaves_out_and_says_so(tmp_path):
+    done = run(sys.executable, BENCH, "--device", "cpu", "--out", tmp_path / "out", "--seconds", 0)
+    facts = results(tmp_path / "out")
+    assert done.returncode == 0 and not facts["results"] and facts["left_out"] > 5
+
+
+def test_a_dry_run_is_not_put_among_the_results():
+    done = run(sys.executable, BENCH, "--device", "cpu")
+    assert done.returncode == 2 and "--device cpu: needs --out" in done.stderr
+    assert not list((ROOT / "bench").glob("results/dry*"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_both_say_so():
+    done = run(sys.executable, BENCH)
+    assert done.returncode == 2 and "torch sees no GPU" in done.stderr
+    done = run(bash(), SCRIPT)
+    assert done.returncode == 1 and "sees no GPU" in done.stderr
+
+
+def test_the_script_is_well_formed_and_explains_itself():
+    assert run(bash(), "-n", SCRIPT).returncode == 0
+    done = run(bash(), SCRIPT, "--help")
+    assert done.returncode == 2 and "--dry-run DIR" in done.stdout and "No GPU has run this yet" in done.stdout
+
+
+@pytest.mark.slow
+def test_dry_run_of_the_script(tmp_path):
+    done = run(bash(), SCRIPT, "--dry-run", tmp_path / "out")
+    assert done.returncode == 0, done.stdout + done.stderr
+    facts = results(tmp_path / "out")
+    assert facts["tests"]["passed"] > 0 and facts["tests"]["failures"] == facts["tests"]["errors"] == 0
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_the_eager_rival_emits_the_target_law(monkeypatch, dense):
+    """A baseline that is fast because it is wrong would prove nothing."""
+    monkeypatch.syspath_prepend(ROOT / "bench")
+    spec = importlib.util.spec_from_file_location("gpu_rivals", ROOT / "bench" / "gpu_rivals.py")
+    rivals = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rivals)
+    n, p, q = 40_000, torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.1, 0.2, 0.3, 0.4])
+    torch.manual_seed(0)
+    ids = torch.multinomial(q, n, replacement=True)[:, None] if dense else torch.full((n, 1), 1)
+    rows = p.log().mul(0.7).expand(n, 2, 4)
+    last, count = rivals.token_rule(rows, ids, 0.7, 1.0, q.expand(n, 1, 4) if dense else None)
+    first = torch.where(count == 1, ids[:, 0], last)
+    assert (count == 1).any() and (count == 0).any()
+    for emitted in (first, last[count == 1]):  # the judged token, and the one after full acceptance
+        law = emitted.bincount(minlength=4) / len(emitted)
+        assert (law - p).abs().max() < 4 * (0.25 / len(emitted)) ** 0.5
+    last, count = rivals.token_rule(rows, ids, 0.7, 0.6, q.expand(n, 1, 4) if dense else None)
+    assert set(last.tolist()) == {0, 1}
