@@ -181,13 +181,15 @@ def test_a_bad_value_flags_its_request_and_no_other(place, case):
 
 # ---- streams and graphs ------------------------------------------------------------------------------------------
 
-STEP = ("verify", "sample", "quantize_int8")
+STEP = ("verify", "verify_tree", "sample", "quantize_int8")
 
 
 def step(place, name):
     """A call on the device whose inputs can be changed in place: (its tensors, function of no arguments)."""
+    torch.manual_seed(1)
     call = {
         "verify": lambda: device_calls.wide(1, 2, 3000, torch.float32),
+        "verify_tree": lambda: device_calls.verify_tree(17),
         "sample": lambda: (device_calls.sk.sample, (torch.randn(4, 3000),), keys(4)),
         "quantize_int8": lambda: (device_calls.sk.quantize_int8, (torch.randn(4, 640),), {}),
     }[name]()
@@ -226,6 +228,16 @@ def test_no_call_waits_for_the_device(place, name):
             result = function(*arguments, **options)
     cpu, more = places.put((arguments, options), "cpu")
     assert not differences(result, _elsewhere(function, cpu, more), exact=name == "quantize_int8")
+
+
+@pytest.mark.parametrize("name", STEP[:3])
+def test_a_compiled_call_gives_the_same(place, name):
+    need(place, name)
+    function, arguments, options = step(place, name)
+    options["return_logprobs"] = True
+    with place.running():
+        compiled = torch.compile(lambda *tensors: function(*tensors, **options), backend="aot_eager", fullgraph=True)
+        assert not differences(compiled(*arguments), function(*arguments, **options))
 
 
 def test_the_current_stream_is_used(place):
