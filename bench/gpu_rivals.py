@@ -3,6 +3,8 @@
 Nothing here waits for the device (no boolean indexing, no torch.multinomial), so that a CUDA graph can hold it.
 """
 
+import inspect
+
 import torch
 from verify_rivals import probabilities
 
@@ -48,12 +50,16 @@ def flashinfer_rule(device):
         from flashinfer import sampling
     except ImportError:
         return None
-    seed = torch.tensor([1], dtype=torch.int64, device=device)  # tensors, or a graph would freeze the numbers
+    chain, seeds = sampling.chain_speculative_sampling, {}
+    if (
+        "seed" in inspect.signature(chain).parameters
+    ):  # tensors where it takes them, or a graph would freeze the numbers
+        seeds = dict.fromkeys(("seed", "offset"), torch.tensor([1], dtype=torch.int64, device=device))
 
     def run(rows, ids, temperature, top_p, draft_probs):
         p = sampling.softmax(rows.flatten(0, 1).float(), temperature)
         if top_p < 1:
             p = sampling.top_p_renorm_probs(p, top_p)
-        return sampling.chain_speculative_sampling(draft_probs, ids, p.view(rows.shape), seed=seed, offset=seed)
+        return chain(draft_probs, ids, p.view(rows.shape), **seeds)
 
     return run

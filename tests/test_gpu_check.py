@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
@@ -82,13 +83,45 @@ def test_dry_run_of_the_script(tmp_path):
     assert facts["tests"]["passed"] > 0 and facts["tests"]["failures"] == facts["tests"]["errors"] == 0
 
 
-@pytest.mark.parametrize("dense", [True, False])
-def test_the_eager_rival_emits_the_target_law(monkeypatch, dense):
-    """A baseline that is fast because it is wrong would prove nothing."""
+@pytest.fixture
+def rivals(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "bench")
     spec = importlib.util.spec_from_file_location("gpu_rivals", ROOT / "bench" / "gpu_rivals.py")
-    rivals = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rivals)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_flashinfer_is_called_as_its_versions_want(rivals, monkeypatch):
+    """On a stand-in with FlashInfer's signatures, which shows that what is around the calls works and nothing else."""
+    seen = {}
+
+    def chain(draft_probs, draft_token_ids, target_probs, seed=None, offset=None):
+        seen.update(seed=seed, offset=offset)
+        assert draft_token_ids.dtype == torch.int32 and target_probs.shape == (2, 5, 9)
+        assert torch.allclose(target_probs.sum(-1), torch.ones(2, 5))
+        return draft_token_ids, None, None
+
+    sampling = types.ModuleType("flashinfer.sampling")
+    sampling.softmax = lambda logits, temperature: (logits / temperature).softmax(-1)
+    sampling.top_p_renorm_probs = lambda probs, top_p: probs
+    package = types.ModuleType("flashinfer")
+    package.sampling = sampling
+    monkeypatch.setitem(sys.modules, "flashinfer", package)
+    monkeypatch.setitem(sys.modules, "flashinfer.sampling", sampling)
+    arguments = torch.randn(2, 5, 9), torch.zeros(2, 4, dtype=torch.int32), 0.7, 0.9, torch.rand(2, 4, 9)
+    sampling.chain_speculative_sampling = chain
+    assert rivals.flashinfer_rule("cpu")(*arguments)[0].shape == (2, 4)
+    assert all(isinstance(value, torch.Tensor) for value in seen.values())
+    sampling.chain_speculative_sampling = lambda p, ids, q: chain(p, ids, q)  # an older version draws its own
+    assert rivals.flashinfer_rule("cpu")(*arguments)[0].shape == (2, 4)
+    monkeypatch.setitem(sys.modules, "flashinfer", None)
+    assert rivals.flashinfer_rule("cpu") is None
+
+
+@pytest.mark.parametrize("dense", [True, False])
+def test_the_eager_rival_emits_the_target_law(rivals, dense):
+    """A baseline that is fast because it is wrong would prove nothing."""
     n, p, q = 40_000, torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.1, 0.2, 0.3, 0.4])
     torch.manual_seed(0)
     ids = torch.multinomial(q, n, replacement=True)[:, None] if dense else torch.full((n, 1), 1)
