@@ -1,10 +1,11 @@
-"""The arguments that ``verify`` and ``sample`` share: sampling parameters and the keys of the random numbers.
+"""The arguments that ``verify``, ``verify_tree`` and ``sample`` share: sampling parameters and keys of random numbers.
 
-Each function returns the backends' form: one Python number for all requests, exact in float32, or a contiguous tensor
-with one value per request. Values are checked where that needs no wait for a device, that is, on the CPU.
+The backends' form of a parameter is one Python number for all requests, exact in float32, or a contiguous tensor with
+one value per request. Values are checked where that needs no wait for a device, that is, on the CPU.
 """
 
 import ctypes
+import functools
 import math
 import numbers
 import operator
@@ -14,26 +15,31 @@ import torch
 from . import validate
 
 _INTS = (torch.int32, torch.int64)
+_INT64 = (torch.int64,)
 _NUMBERS = (torch.float32, torch.float64, torch.float16, torch.bfloat16, *_INTS)
 _INT32_MAX = 2**31 - 1
+# name: (least, greatest, what is expected); an infinite greatest is outside itself
+_LIMITS = {
+    "temperature": (0.0, math.inf, "a finite number >= 0"),
+    "top_p": (0.0, None, "a number >= 0 (1 and more = off)"),
+    "min_p": (None, 1.0, "a number <= 1 (0 and less = off)"),
+    "theta": (None, None, "a number"),
+    "eps": (0.0, None, "a number"),
+    "delta": (0.0, None, "a number"),
+}
 DEFAULT_TYPICAL = tuple(ctypes.c_float(x).value for x in (0.09, 0.3))  # eps, delta
 
 
-def is_greedy(temperature):
-    """True for the Python number 0, with which no random number is needed."""
-    return not isinstance(temperature, torch.Tensor) and temperature == 0
-
-
-def temperature(value, requests, device):
-    return _float("temperature", value, requests, device, 0.0, math.inf, "a finite number >= 0")
-
-
-def top_p(value, requests, device):
-    return _float("top_p", value, requests, device, 0.0, None, "a number >= 0 (1 and more = off)")
-
-
-def min_p(value, requests, device):
-    return _float("min_p", value, requests, device, None, 1.0, "a number <= 1 (0 and less = off)")
+def sampling(temperature, top_k, top_p, min_p, seed, position, requests, device):
+    """The first six arguments, checked and in the backends' form; seed and position are None if all is greedy."""
+    greedy = not isinstance(temperature, torch.Tensor) and temperature == 0
+    return (
+        _float("temperature", temperature, requests, device),
+        _top_k(top_k, requests, device),
+        _float("top_p", top_p, requests, device),
+        _float("min_p", min_p, requests, device),
+        *_keys(seed, position, requests, device, greedy),
+    )
 
 
 def rule(value, rules, theta, typical, requests, device):
@@ -49,7 +55,7 @@ def rule(value, rules, theta, typical, requests, device):
         return None, DEFAULT_TYPICAL
     if theta is None:
         raise ValueError("theta: expected a number or a tensor [B] for rule 'threshold', got None")
-    return _float("theta", theta, requests, device, None, None, "a number"), DEFAULT_TYPICAL
+    return _float("theta", theta, requests, device), DEFAULT_TYPICAL
 
 
 def _typical(value):
@@ -58,43 +64,47 @@ def _typical(value):
         if isinstance(eps, torch.Tensor) or isinstance(delta, torch.Tensor):
             raise TypeError
         # A negative bound would accept tokens of probability 0.
-        return tuple(_float(name, x, 1, None, 0.0, None, "a number") for name, x in (("eps", eps), ("delta", delta)))
+        return _float("eps", eps, 1, None), _float("delta", delta, 1, None)
     except (TypeError, ValueError):
         raise ValueError(f"typical: expected two numbers >= 0 (eps, delta), got {value!r}") from None
 
 
-def _float(name, value, requests, device, low, high, expected):
-    if type(value) is float:
-        number = ctypes.c_float(value).value
-    elif isinstance(value, torch.Tensor):
-        value = validate.tensor(name, value, _NUMBERS, 1, device)
-        validate.shape(name, value, (requests,))
+def _float(name, value, requests, device):
+    if isinstance(value, torch.Tensor):
+        validate.vector(name, value, _NUMBERS, requests, device)
         value = value.float().contiguous()
-        if device.type == "cpu" and not all(_inside(x, low, high) for x in value.tolist()):
-            raise ValueError(f"{name}: expected {expected} for every request, got {value.tolist()}")
+        if value.is_cpu and not all(_inside(name, x) for x in value.tolist()):
+            raise ValueError(f"{name}: expected {_LIMITS[name][2]} for every request, got {value.tolist()}")
         return value
-    elif isinstance(value, numbers.Real) and not isinstance(value, bool):
+    if type(value) is not float:
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            raise TypeError(f"{name}: expected a number or a tensor [B], got {type(value).__name__}")
         try:
-            number = ctypes.c_float(float(value)).value
+            value = float(value)
         except OverflowError:  # an int beyond every float
-            number = math.inf if value > 0 else -math.inf
-    else:
-        raise TypeError(f"{name}: expected a number or a tensor [B], got {type(value).__name__}")
-    if not _inside(number, low, high):
-        raise ValueError(f"{name}: expected {expected}, got {value}")
-    return number
+            value = math.inf if value > 0 else -math.inf
+    return _number(name, value)
 
 
-def _inside(x, low, high):
-    """low <= x <= high; an infinite ``high`` itself is outside; NaN is inside of nothing."""
+@functools.lru_cache(maxsize=256)
+def _number(name, value):
+    """The float rounded to float32; a decode loop asks for the same few again and again."""
+    rounded = ctypes.c_float(value).value
+    if not _inside(name, rounded):
+        raise ValueError(f"{name}: expected {_LIMITS[name][2]}, got {value}")
+    return rounded
+
+
+def _inside(name, x):
+    """NaN is inside of nothing."""
+    low, high, _ = _LIMITS[name]
     return x == x and (low is None or x >= low) and (high is None or x < high or x == high != math.inf)
 
 
-def top_k(value, requests, device):
+def _top_k(value, requests, device):
     if type(value) is not int:
         if isinstance(value, torch.Tensor):
-            value = validate.tensor("top_k", value, _INTS, 1, device)
-            validate.shape("top_k", value, (requests,))
+            validate.vector("top_k", value, _INTS, requests, device)
             if value.dtype is torch.int64:
                 value = value.clamp(0, _INT32_MAX).int()
             return value.contiguous()
@@ -107,17 +117,13 @@ def top_k(value, requests, device):
     return min(max(value, 0), _INT32_MAX)
 
 
-def keys(seed, position, requests, device, greedy):
+def _keys(seed, position, requests, device, greedy):
     """Seed and position as contiguous int64 tensors [B]; both None, but checked, if every request is greedy."""
     for name, value in (("seed", seed), ("position", position)):
-        if value is None:
-            if greedy:
-                continue
+        if value is not None:
+            validate.vector(name, value, _INT64, requests, device)
+        elif not greedy:
             raise ValueError(f"{name}: expected an int64 tensor [{requests}] unless temperature is 0, got None")
-        validate.tensor(name, value, (torch.int64,), 1, device)
-        validate.shape(name, value, (requests,))
-    if position is not None and device.type == "cpu" and requests and min(position.tolist()) < 0:
+    if position is not None and position.is_cpu and requests and min(position.tolist()) < 0:
         raise ValueError(f"position: expected values >= 0, got {position.tolist()}")
-    if greedy:
-        return None, None
-    return seed.contiguous(), position.contiguous()
+    return (None, None) if greedy else (seed.contiguous(), position.contiguous())

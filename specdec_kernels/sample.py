@@ -48,30 +48,22 @@ def sample(
     requests, vocabulary = logits.shape
     if vocabulary == 0:
         raise ValueError(f"logits: expected at least one id, got shape {list(logits.shape)}")
-    greedy = parameters.is_greedy(temperature)
-    temperature = parameters.temperature(temperature, requests, device)
-    top_k = parameters.top_k(top_k, requests, device)
-    top_p = parameters.top_p(top_p, requests, device)
-    min_p = parameters.min_p(min_p, requests, device)
-    seed, position = parameters.keys(seed, position, requests, device, greedy)
+    sampling = parameters.sampling(temperature, top_k, top_p, min_p, seed, position, requests, device)
     stream = validate.integer("stream", stream)
     if not 0 <= stream <= 255:
         raise ValueError(f"stream: expected an integer in [0, 255], got {stream}")
     index = _index(index, requests, device)
 
-    tokens = logits.new_empty((requests,), dtype=torch.int64)
-    logprobs = logits.new_empty((requests,), dtype=torch.float32) if return_logprobs else None
-    registry.call(
-        "sample", device.type, logits, temperature, top_k, top_p, min_p, seed, position, stream, index, tokens, logprobs
-    )
+    tokens = logits.new_empty(requests, dtype=torch.int64)
+    logprobs = logits.new_empty(requests, dtype=torch.float32) if return_logprobs else None
+    registry.call("sample", validate.device_type(logits), logits, *sampling, stream, index, tokens, logprobs)
     return (tokens, logprobs) if return_logprobs else tokens
 
 
 def _index(value, requests, device):
     if isinstance(value, torch.Tensor):
-        validate.tensor("index", value, (torch.int32, torch.int64), 1, device)
-        validate.shape("index", value, (requests,))
-        if device.type == "cpu" and not all(0 <= i < 2**24 for i in value.tolist()):
+        validate.vector("index", value, (torch.int32, torch.int64), requests, device)
+        if value.is_cpu and not all(0 <= i < 2**24 for i in value.tolist()):
             raise ValueError(f"index: expected values in [0, 2^24), got {value.tolist()}")
         return value.int().contiguous()
     value = validate.integer("index", value)

@@ -29,6 +29,14 @@ def tensor(name, value, dtypes, ndim=None, device=None):
     return value
 
 
+def vector(name, value, dtypes, length, device):
+    """Refuses anything but a plain tensor [length] with one of ``dtypes``, on ``device``."""
+    tensor(name, value, dtypes, 1, device)
+    if value.shape[0] != length:
+        raise ValueError(f"{name}: expected shape [{length}], got {list(value.shape)}")
+    return value
+
+
 def integer(name, value):
     """``value`` as a Python int: ints and what counts as one (NumPy's), but no bool."""
     if type(value) is int:
@@ -55,7 +63,7 @@ def shape(name, value, expected):
 
 def rows(name, value):
     """Refuses a tensor whose last dimension is strided; rows may be any distance apart."""
-    if value.dim() and value.shape[-1] > 1 and value.stride(-1) != 1:
+    if value.dim() and value.stride(-1) != 1 and value.shape[-1] > 1:
         raise ValueError(f"{name}: expected a contiguous last dimension, got strides {list(value.stride())}")
     return value
 

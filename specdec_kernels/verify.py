@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import torch
 
-from . import library, parameters, registry, validate
+from . import library, native, parameters, registry, validate
 
 RULES = ("token", "block", "typical", "threshold")
-_INTS = (torch.int32, torch.int64)
+_INT32, _INTS = (torch.int32,), (torch.int32, torch.int64)
 
 
 class Verdict(NamedTuple):
@@ -98,7 +98,7 @@ def verify(
     device = target_logits.device
     rows, vocabulary = target_logits.shape
     validate.tensor("draft_tokens", draft_tokens, _INTS, 1, device)
-    validate.tensor("cu_drafts", cu_drafts, (torch.int32,), 1, device)
+    validate.tensor("cu_drafts", cu_drafts, _INT32, 1, device)
     drafts, requests = draft_tokens.shape[0], cu_drafts.shape[0] - 1
     if requests < 0:
         raise ValueError("cu_drafts: expected shape [B + 1], got [0]")
@@ -112,35 +112,26 @@ def verify(
     draft_rows, draft_ids, draft_kind = _draft_side(
         draft_logits, draft_probs, draft_ids, draft_kind, drafts, vocabulary, device
     )
-    greedy = parameters.is_greedy(temperature)
-    temperature = parameters.temperature(temperature, requests, device)
-    top_k = parameters.top_k(top_k, requests, device)
-    top_p = parameters.top_p(top_p, requests, device)
-    min_p = parameters.min_p(min_p, requests, device)
-    seed, position = parameters.keys(seed, position, requests, device, greedy)
-    longest = _check_drafts(draft_tokens, cu_drafts, drafts, vocabulary) if device.type == "cpu" else None
+    sampling = parameters.sampling(temperature, top_k, top_p, min_p, seed, position, requests, device)
+    draft_tokens, cu_drafts = draft_tokens.long().contiguous(), cu_drafts.contiguous()
+    longest = _longest(draft_tokens, cu_drafts, vocabulary) if target_logits.is_cpu else None
     width = 1 + _max_drafts(max_drafts, longest)
 
-    tokens = target_logits.new_empty((requests, width), dtype=torch.int64)
-    num_accepted = target_logits.new_empty((requests,), dtype=torch.int32)
-    flags = target_logits.new_empty((requests,), dtype=torch.int32)
-    logprobs = target_logits.new_empty((requests, width), dtype=torch.float32) if return_logprobs else None
+    # Made like a tensor that has their dtype: naming one would cost as much again.
+    tokens = draft_tokens.new_empty(requests, width)
+    num_accepted, flags = cu_drafts.new_empty(requests), cu_drafts.new_empty(requests)
+    logprobs = target_logits.new_empty(requests, width, dtype=torch.float32) if return_logprobs else None
     registry.call(
         "verify",
-        device.type,
+        validate.device_type(target_logits),
         target_logits,
-        draft_tokens.long().contiguous(),
-        cu_drafts.contiguous(),
+        draft_tokens,
+        cu_drafts,
         draft_rows,
         draft_logits is not None,
         draft_ids,
         draft_kind,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        seed,
-        position,
+        *sampling,
         rule,
         theta,
         typical,
@@ -158,13 +149,11 @@ def _draft_side(draft_logits, draft_probs, draft_ids, draft_kind, drafts, vocabu
         raise ValueError("draft_probs: expected None beside draft_logits (give one form), got both")
     name, draft_rows = ("draft_logits", draft_logits) if draft_probs is None else ("draft_probs", draft_probs)
     if draft_kind is not None:
-        validate.tensor("draft_kind", draft_kind, (torch.bool,), 1, device)
-        validate.shape("draft_kind", draft_kind, (drafts,))
-        draft_kind = draft_kind.contiguous()
+        draft_kind = validate.vector("draft_kind", draft_kind, (torch.bool,), drafts, device).contiguous()
     if draft_rows is None:
         if draft_ids is not None:
             raise ValueError("draft_ids: expected draft_logits or draft_probs beside them, got neither")
-        if draft_kind is not None and device.type == "cpu" and not bool(draft_kind.all()):
+        if draft_kind is not None and draft_kind.is_cpu and not bool(draft_kind.all()):
             raise ValueError("draft_kind: expected draft_logits or draft_probs for a False, got neither")
         return None, None, None
     validate.tensor(name, draft_rows, validate.FLOATS, 2, device)
@@ -174,7 +163,7 @@ def _draft_side(draft_logits, draft_probs, draft_ids, draft_kind, drafts, vocabu
         draft_ids = draft_ids.contiguous()
         if draft_ids.shape[0] == 0:
             raise ValueError("draft_ids: expected at least one id, got none")
-        if device.type == "cpu":
+        if draft_ids.is_cpu:
             first, last = int(draft_ids[0]), int(draft_ids[-1])
             if first < 0 or last >= vocabulary or not bool((draft_ids[1:] > draft_ids[:-1]).all()):
                 raise ValueError(f"draft_ids: expected strictly ascending ids in [0, {vocabulary}), got {draft_ids}")
@@ -182,9 +171,17 @@ def _draft_side(draft_logits, draft_probs, draft_ids, draft_kind, drafts, vocabu
     return draft_rows, draft_ids, draft_kind
 
 
-def _check_drafts(draft_tokens, cu_drafts, drafts, vocabulary):
-    """Refuses bounds and ids out of range; returns the longest request's number of drafts."""
-    bounds = cu_drafts.tolist()
+def _longest(draft_tokens, cu_drafts, vocabulary):
+    """The longest request's number of drafts; refuses bounds and ids out of range."""
+    drafts, requests = draft_tokens.shape[0], cu_drafts.shape[0] - 1
+    if native.cpu is not None:
+        longest = native.cpu.longest_chain(cu_drafts.data_ptr(), requests, draft_tokens.data_ptr(), drafts, vocabulary)
+        if longest >= 0:
+            return longest
+    return _check_drafts(draft_tokens.tolist(), cu_drafts.tolist(), vocabulary)  # says what is wrong
+
+
+def _check_drafts(ids, bounds, vocabulary):
     longest, previous = 0, bounds[0]
     for bound in bounds:
         longest = max(longest, bound - previous)
@@ -192,15 +189,13 @@ def _check_drafts(draft_tokens, cu_drafts, drafts, vocabulary):
             break
         previous = bound
     else:
-        if previous == drafts:
-            _check_ids(draft_tokens.tolist(), bounds, vocabulary)
+        if previous == len(ids):
+            _check_ids(ids, bounds, vocabulary)
             return longest
-    raise ValueError(f"cu_drafts: expected values ascending from 0 to N = {drafts}, got {bounds}")
+    raise ValueError(f"cu_drafts: expected values ascending from 0 to N = {len(ids)}, got {bounds}")
 
 
 def _check_ids(ids, bounds, vocabulary):
-    if not ids or (min(ids) >= 0 and max(ids) < vocabulary):
-        return
     for start, stop in itertools.pairwise(bounds):
         for i in ids[start:stop]:
             if i == -1:

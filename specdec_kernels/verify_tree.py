@@ -95,12 +95,11 @@ def verify_tree(
     device = target_logits.device
     rows, vocabulary = target_logits.shape
     validate.tensor("tree_tokens", tree_tokens, _INTS, 1, device)
-    validate.tensor("parents", parents, _INTS, 1, device)
     validate.tensor("cu_nodes", cu_nodes, (torch.int32,), 1, device)
     nodes, requests = tree_tokens.shape[0], cu_nodes.shape[0] - 1
     if requests < 0:
         raise ValueError("cu_nodes: expected shape [B + 1], got [0]")
-    validate.shape("parents", parents, (nodes,))
+    validate.vector("parents", parents, _INTS, nodes, device)
     if rows != nodes + requests:
         raise ValueError(
             f"target_logits: expected D + B = {nodes} + {requests} rows, got shape {list(target_logits.shape)}"
@@ -112,36 +111,25 @@ def verify_tree(
         validate.rows("draft_probs", draft_probs)
         validate.shape("draft_probs", draft_probs, (nodes, vocabulary))
     theta, typical = parameters.rule(rule, RULES, theta, typical, requests, device)
-    greedy = parameters.is_greedy(temperature)
-    temperature = parameters.temperature(temperature, requests, device)
-    top_k = parameters.top_k(top_k, requests, device)
-    top_p = parameters.top_p(top_p, requests, device)
-    min_p = parameters.min_p(min_p, requests, device)
-    seed, position = parameters.keys(seed, position, requests, device, greedy)
+    sampling = parameters.sampling(temperature, top_k, top_p, min_p, seed, position, requests, device)
     deepest = None
-    if device.type == "cpu":
+    if target_logits.is_cpu:
         deepest = _check_trees(tree_tokens.tolist(), parents.tolist(), cu_nodes.tolist(), vocabulary)
     max_depth = _max_depth(max_depth, deepest)
 
-    path = target_logits.new_empty((requests, max_depth), dtype=torch.int32)
-    tokens = target_logits.new_empty((requests, max_depth + 1), dtype=torch.int64)
-    num_accepted = target_logits.new_empty((requests,), dtype=torch.int32)
-    flags = target_logits.new_empty((requests,), dtype=torch.int32)
-    logprobs = target_logits.new_empty(tokens.shape, dtype=torch.float32) if return_logprobs else None
+    tree_tokens, cu_nodes = tree_tokens.long().contiguous(), cu_nodes.contiguous()
+    path, tokens = cu_nodes.new_empty(requests, max_depth), tree_tokens.new_empty(requests, max_depth + 1)
+    num_accepted, flags = cu_nodes.new_empty(requests), cu_nodes.new_empty(requests)
+    logprobs = target_logits.new_empty(requests, max_depth + 1, dtype=torch.float32) if return_logprobs else None
     registry.call(
         "verify_tree",
-        device.type,
+        validate.device_type(target_logits),
         target_logits,
-        tree_tokens.long().contiguous(),
+        tree_tokens,
         parents.clamp(-2, 2**31 - 1).int().contiguous(),
-        cu_nodes.contiguous(),
+        cu_nodes,
         draft_probs,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        seed,
-        position,
+        *sampling,
         rule,
         theta,
         typical,

@@ -235,6 +235,12 @@ sk::Sampling sampling(FloatParameter temperature, IntParameter top_k, FloatParam
 }
 
 void bind_verify(py::module_& m) {
+  m.def("longest_chain",
+        [](uintptr_t cu_drafts, int64_t requests, uintptr_t draft_tokens, int64_t drafts, int64_t vocabulary) {
+          require(requests >= 0 && drafts >= 0, "longest_chain: sizes out of range");
+          return sk::longest_chain(pointer<const int32_t>(cu_drafts), requests, pointer<const int64_t>(draft_tokens),
+                                   drafts, vocabulary);
+        });
   m.def("verify", [](int threads, int64_t requests, int64_t width, uintptr_t target, int dtype, int64_t vocabulary,
                      int64_t stride, uintptr_t draft_tokens, uintptr_t cu_drafts, uintptr_t drafts, int draft_dtype,
                      int64_t draft_columns, int64_t draft_stride, bool drafts_are_logits, uintptr_t draft_ids,

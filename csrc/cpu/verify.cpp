@@ -213,6 +213,20 @@ void over_requests(int threads, int64_t requests, int64_t vocabulary, F&& one) {
 
 }  // namespace
 
+int64_t longest_chain(const int32_t* cu_drafts, int64_t requests, const int64_t* draft_tokens, int64_t drafts,
+                      int64_t vocabulary) {
+  if (cu_drafts[0] != 0 || cu_drafts[requests] != drafts) return -1;
+  int64_t longest = 0;
+  for (int64_t b = 0; b < requests; ++b) {
+    const int64_t start = cu_drafts[b], stop = cu_drafts[b + 1];
+    if (stop < start || stop > drafts) return -1;
+    longest = std::max(longest, stop - start);
+    for (int64_t i = start; i < stop && draft_tokens[i] != -1; ++i)
+      if (draft_tokens[i] < 0 || draft_tokens[i] >= vocabulary) return -1;
+  }
+  return longest;
+}
+
 void verify(const VerifyCall& call, int threads) {
   over_requests(threads, call.requests, call.target.columns, [&](int64_t b, int t) { Request(call, b, t).run(); });
 }

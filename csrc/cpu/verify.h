@@ -34,6 +34,11 @@ struct Sampling {
   Filters filters(int64_t b) const { return {temperature[b], top_k[b], top_p[b], min_p[b]}; }
 };
 
+// The longest request's number of drafts, or -1 unless the bounds ascend from 0 to `drafts` and every id before a
+// request's first -1 is in [0, vocabulary).
+int64_t longest_chain(const int32_t* cu_drafts, int64_t requests, const int64_t* draft_tokens, int64_t drafts,
+                      int64_t vocabulary);
+
 struct VerifyCall {
   int64_t requests, width;
   Rows target;
