@@ -12,7 +12,7 @@ namespace {
 
 // How far below the largest logit (over T) the groups lie that each stage evaluates. What lies below the last is less
 // than 1e-7 of the total: 10^6 weights of e^-30.
-constexpr double kStages[] = {9.0, 12.0, 16.0, 30.0};
+constexpr double kStages[] = {7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 18.0, 30.0};
 constexpr double kLog2E = 1.4426950408889634;
 
 }  // namespace
@@ -81,7 +81,7 @@ void Row::bound(float cut) {
 // Evaluates the groups that may have more than `least`.
 void Row::evaluate(double least) {
   const int64_t whole = exact(inv_t_) ? 0 : source_.size / kGroup;
-  parallel_for(stage_ < 2 ? 1 : threads_, groups(), 256, [&](int64_t begin, int64_t end) {
+  parallel_for(kStages[stage_] < 14.0 ? 1 : threads_, groups(), 256, [&](int64_t begin, int64_t end) {
     const IeeeMode mode;
     const int64_t stop = std::min(end, whole);
     if (begin < stop)

@@ -74,7 +74,7 @@ class Row {
   Prefix select(double need, bool by_mass, float floor) const;
   int64_t nth_equal(float value, int64_t n) const;
 
-  static constexpr int kLastStage = 4;  // that of refine() in which every weight that matters is evaluated
+  static constexpr int kLastStage = 12;  // that of refine() in which every weight that matters is evaluated
 
   Source source_{};
   std::vector<float> top_;  // largest logit per group

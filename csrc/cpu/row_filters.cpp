@@ -87,8 +87,10 @@ Candidates* Row::keep_nucleus(double share, Candidates* support) {
   for (int step = 0;; ++step) {
     const float floor = step < kSteps ? std::max(floor_of(kFloors[step]), lowest) : lowest;
     if (!gather(floor, &found)) break;
-    while (found.nucleus(share * low_, &end)) {
-      if (end.mass < share * high_ && refine()) continue;
+    bool enough = found.nucleus(share * low_, &end);
+    while (enough && end.mass < share * high_ && refine())
+      if (end.mass < share * low_) enough = found.nucleus(share * low_, &end);
+    if (enough) {
       keep(end, &found);
       return &found;
     }

@@ -22,6 +22,8 @@ struct RowKernels {
   void (*masses)(const void* row, int64_t groups, const FloatWeights& weights, double least, double* mass);
   // Whether all n entries are finite and >= 0.
   bool (*all_probabilities)(const void* row, int64_t n);
+  // The first of n entries that equals the value; n if there is none.
+  int64_t (*find)(const void* row, int64_t n, float value);
 };
 const RowKernels& row_kernels(Dtype dtype);
 

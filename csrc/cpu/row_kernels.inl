@@ -4,43 +4,39 @@
 
 typedef int32_t Ints __attribute__((vector_size(kBytes)));
 typedef uint32_t Words __attribute__((vector_size(kBytes)));
-typedef uint16_t Halves __attribute__((vector_size(kBytes / 2)));
 typedef double Doubles __attribute__((vector_size(kBytes)));
 typedef int64_t Integers __attribute__((vector_size(kBytes)));
 typedef uint64_t Longs __attribute__((vector_size(kBytes)));
 typedef float HalfFloats __attribute__((vector_size(kBytes / 2)));
 constexpr int kFloats = kBytes / 4, kDoubles = kBytes / 8;
 
-inline void load(const float* x, Floats& out) { memcpy(&out, x, sizeof out); }
-inline void load(const BF16* x, Floats& out) {
-  Halves half;
-  memcpy(&half, x, sizeof half);
-  const Words bits = __builtin_convertvector(half, Words) << 16;
-  memcpy(&out, &bits, sizeof out);
-}
-inline void load(const F16* x, Floats& out) { convert_f16(x, reinterpret_cast<float*>(&out)); }
+// Rows are fetched ahead; a multiple of 64 bytes at a time.
+#if SK_X86
+#define SK_ROW_FETCH(from) const Fetch fetch(from, 1, 0)
+#define SK_ROW_FETCH_STEP(at, bytes)                    \
+  _Pragma("GCC unroll 4") for (int line = 0; line < static_cast<int>(bytes); line += 64) fetch.step((at) + line)
+#else
+#define SK_ROW_FETCH(from)
+#define SK_ROW_FETCH_STEP(at, bytes)
+#endif
 
 template <class T>
 bool max_blocks(const void* row, int64_t blocks, int64_t block, float* out) {
   const T* x = static_cast<const T*>(row);
   const Floats lowest = Floats{} - INFINITY;
   Mask nan{};
-#if SK_X86
-  const Fetch fetch(row, 1, 0);
+  SK_ROW_FETCH(row);
   int64_t at = 0;
-#endif
-  for (int64_t b = 0; b < blocks; ++b, x += block) {
+  for (int64_t b = 0; b < blocks; ++b) {
     Floats top[4] = {lowest, lowest, lowest, lowest};
-    for (int64_t i = 0; i < block; i += kGroup) {
-#if SK_X86
-      for (const int64_t stop = at + kGroup * sizeof(T); at < stop; at += 64) fetch.step(at);
-#endif
-      for (int j = 0; j < kGroup; j += 4 * kFloats) {
-        Floats v[4];
-        for (int k = 0; k < 4; ++k) {
-          load(x + i + j + kFloats * k, v[k]);
-          top[k] = larger(v[k], top[k]);  // a NaN never gets in
-        }
+    for (const T* stop = x + block; x != stop; x += kGroup) {
+      SK_ROW_FETCH_STEP(at, kGroup * sizeof(T));
+      at += kGroup * sizeof(T);
+#pragma GCC unroll 4
+      for (int i = 0; i < kGroup; i += 4 * kFloats) {
+        const Floats v[4] = {load(x + i), load(x + i + kFloats), load(x + i + 2 * kFloats), load(x + i + 3 * kFloats)};
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; ++j) top[j] = larger(v[j], top[j]);  // a NaN never gets in
         nan |= unordered(v[0], v[1]) | unordered(v[2], v[3]);
       }
     }
@@ -49,21 +45,86 @@ bool max_blocks(const void* row, int64_t blocks, int64_t block, float* out) {
   return any(nan);
 }
 
+// bf16, two entries per 32 bits: the upper one is compared with the lower one as digits behind its own, which decide
+// only between equals and are cut off at the end. That makes NaN of infinities, so blocks with either are done again.
+bool max_pairs(const void* row, int64_t blocks, int64_t block, float* out) {
+  const float* x = static_cast<const float*>(row);
+  const Floats lowest = Floats{} - INFINITY;
+  bool nan = false;
+  SK_ROW_FETCH(row);
+  int64_t at = 0;
+  for (int64_t b = 0; b < blocks; ++b) {
+    const float* const start = x;
+    Mask suspicious{};
+    Floats upper[2] = {lowest, lowest}, lower[2] = {lowest, lowest};
+    for (const float* stop = x + block / 2; x != stop; x += kGroup / 2) {
+      SK_ROW_FETCH_STEP(at, 2 * kGroup);
+      at += 2 * kGroup;
+#pragma GCC unroll 4
+      for (int i = 0; i < kGroup / 2; i += 2 * kFloats)
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; ++j) {
+          const Floats high = load(x + i + kFloats * j);
+          Words bits;
+          memcpy(&bits, &high, sizeof bits);
+          bits <<= 16;
+          Floats low;
+          memcpy(&low, &bits, sizeof low);
+          upper[j] = larger(high, upper[j]);
+          lower[j] = larger(low, lower[j]);
+          suspicious |= unordered(high, low);
+        }
+    }
+    if (any(suspicious)) {
+      nan |= max_blocks<BF16>(start, 1, block, out + b);
+      continue;
+    }
+    Words bits;
+    const Floats high = larger(upper[0], upper[1]);
+    memcpy(&bits, &high, sizeof bits);
+    bits &= 0xffff0000u;
+    Floats cut;
+    memcpy(&cut, &bits, sizeof cut);
+    out[b] = largest(larger(cut, larger(lower[0], lower[1])));
+  }
+  return nan;
+}
+
+template <class T>
+int64_t find(const void* row, int64_t n, float value) {
+  const T* x = static_cast<const T*>(row);
+  const Floats wanted = Floats{} + value;
+  int64_t i = 0;
+  for (; i + kFloats <= n; i += kFloats)
+    if (any(equal(load(x + i), wanted))) break;
+  while (i < n && to_f32(x[i]) != value) ++i;
+  return i;
+}
+
 template <class T>
 void load64(const void* group, float* out) {
   for (int i = 0; i < kGroup; i += kFloats) {
-    Floats v;
-    load(static_cast<const T*>(group) + i, v);
+    Floats v = load(static_cast<const T*>(group) + i);
     v = v == v ? v : Floats{} - INFINITY;
     memcpy(out + i, &v, sizeof v);
   }
 }
 
-// 2^(d * scale) for d <= 0: n = round(d * scale) comes out of adding 1.5 * 2^23, 2^f for the rest |f| <= 1/2 from a
-// polynomial of degree 5 (minimax, 9e-8), 2^n from shifting n into the exponent.
+// 2^t for t = max(d, low) * scale <= 0: with n an integer near t, 2^(t - n) from a polynomial of degree 5 (minimax,
+// 9e-8), times 2^n.
 inline Floats weights_of(Floats d, const FloatWeights& w) {
-  const Floats zero{}, scale = zero + w.scale, magic = zero + 12582912.0f;
-  d = larger(d, zero + w.low);
+  const Floats zero{};
+  d = larger(d, zero + w.low);  // also for NaN
+#if SK_ROW_SCALE
+  const Floats t = d * w.scale, f = above_floor(t);
+  Floats p = fused(f, zero + 1.8775768112e-3f, zero + 8.9893396944e-3f);
+  p = fused(p, f, zero + 5.5826317519e-2f);
+  p = fused(p, f, zero + 2.4015361071e-1f);
+  p = fused(p, f, zero + 6.9315308332e-1f);
+  p = fused(p, f, zero + 9.9999994040e-1f);
+  return scaled(p, t);
+#else
+  const Floats scale = zero + w.scale, magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
   const Floats shifted = fused(d, scale, magic);
   const Floats f = fused(d, scale, magic - shifted);
   Floats p = fused(f, zero + 1.3264649315e-3f, zero + 9.6715763211e-3f);
@@ -77,34 +138,48 @@ inline Floats weights_of(Floats d, const FloatWeights& w) {
   bits += exponent << 23;
   memcpy(&p, &bits, sizeof p);
   return p;
+#endif
 }
 
+// NaN and -inf weigh 2^-126 here, which is nothing beside the least mass that is evaluated.
 template <class T>
 void masses(const void* row, int64_t groups, const FloatWeights& weights, double least, double* mass) {
   constexpr int kSums = 16 / kFloats;
-  const T* x = static_cast<const T*>(row);
-  for (int64_t g = 0; g < groups; ++g, x += kGroup) {
-    if (!(mass[g] < -least)) continue;
+  const auto evaluate = [&](int64_t g) __attribute__((always_inline)) {
+    const T* x = static_cast<const T*>(row) + g * kGroup;
     Floats sum[kSums] = {};
+#pragma GCC unroll 4
     for (int i = 0; i < kGroup; i += 16)
-      for (int j = 0; j < kSums; ++j) {
-        Floats v;
-        load(x + i + kFloats * j, v);
-        const Floats w = weights_of(v - weights.max, weights);
-        sum[j] += v > -INFINITY ? w : Floats{};  // a NaN is not
-      }
+#pragma GCC unroll 4
+      for (int j = 0; j < kSums; ++j) sum[j] += weights_of(load(x + i + kFloats * j) - weights.max, weights);
     mass[g] = sum16(sum);
-  }
+  };
+  int64_t g = 0;
+  for (; g + 8 <= groups; g += 8)
+    for (unsigned todo = below8(mass + g, -least); todo != 0; todo &= todo - 1) evaluate(g + __builtin_ctz(todo));
+  for (; g < groups; ++g)
+    if (mass[g] < -least) evaluate(g);
 }
 
 void bounds(const float* top, int64_t groups, const FloatWeights& weights, float cut, double* out) {
   for (int64_t g = 0; g < groups; g += kFloats) {
     const int64_t n = groups - g < kFloats ? groups - g : kFloats;
     Floats v = Floats{} - INFINITY;
-    memcpy(&v, top + g, n * sizeof(float));
+    if (n == kFloats) {
+      v = load(top + g);
+    } else {
+      memcpy(&v, top + g, n * sizeof(float));
+    }
     Floats w = weights_of(v - weights.max, weights) * -(kGroup * 1.0001f);
     w = v >= cut ? w : Floats{};
-    for (int64_t i = 0; i < n; ++i) out[g + i] = w[i];
+    double wide[kFloats];
+    HalfFloats half[2];
+    memcpy(half, &w, sizeof half);
+    for (int i = 0; i < 2; ++i) {
+      const Doubles part = __builtin_convertvector(half[i], Doubles);
+      memcpy(wide + kDoubles * i, &part, sizeof part);
+    }
+    memcpy(out + g, wide, n * sizeof(double));
   }
 }
 
@@ -153,13 +228,9 @@ bool all_up_to(const void* row, int64_t n, Bits largest) {
   const Bits* x = static_cast<const Bits*>(row);
   Vector bad{};
   int64_t i = 0;
-#if SK_X86
-  const Fetch fetch(row, 1, 0);
-#endif
+  SK_ROW_FETCH(row);
   for (; i + 4 * kCount <= n; i += 4 * kCount) {
-#if SK_X86
-    for (int64_t line = 0; line < 4 * kBytes; line += 64) fetch.step(i * static_cast<int64_t>(sizeof(Bits)) + line);
-#endif
+    SK_ROW_FETCH_STEP(i * static_cast<int64_t>(sizeof(Bits)), 4 * kBytes);
     for (int j = 0; j < 4; ++j) {
       Vector v;
       memcpy(&v, x + i + kCount * j, sizeof v);

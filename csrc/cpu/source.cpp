@@ -36,12 +36,7 @@ void Source::load(int64_t g, float* l) const {
 }
 
 int64_t Source::first_equal(int64_t begin, float value) const {
-  for (int64_t g = begin / kGroup;; ++g) {
-    float l[kGroup];
-    load(g, l);
-    for (int i = 0; i < kGroup; ++i)
-      if (l[i] == value) return g * kGroup + i;
-  }
+  return begin + row_kernels(dtype).find(at(begin), size - begin, value);
 }
 
 bool Source::block_tops(int64_t block, float* out, int threads) const {
