@@ -70,19 +70,20 @@ def _typical(value):
 
 
 def _float(name, value, requests, device):
+    if type(value) is float:
+        return _number(name, value)
     if isinstance(value, torch.Tensor):
         validate.vector(name, value, _NUMBERS, requests, device)
         value = value.float().contiguous()
         if value.is_cpu and not all(_inside(name, x) for x in value.tolist()):
             raise ValueError(f"{name}: expected {_LIMITS[name][2]} for every request, got {value.tolist()}")
         return value
-    if type(value) is not float:
-        if not isinstance(value, numbers.Real) or isinstance(value, bool):
-            raise TypeError(f"{name}: expected a number or a tensor [B], got {type(value).__name__}")
-        try:
-            value = float(value)
-        except OverflowError:  # an int beyond every float
-            value = math.inf if value > 0 else -math.inf
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        raise TypeError(f"{name}: expected a number or a tensor [B], got {type(value).__name__}")
+    try:
+        value = float(value)
+    except OverflowError:  # an int beyond every float
+        value = math.inf if value > 0 else -math.inf
     return _number(name, value)
 
 
@@ -119,11 +120,13 @@ def _top_k(value, requests, device):
 
 def _keys(seed, position, requests, device, greedy):
     """Seed and position as contiguous int64 tensors [B]; both None, but checked, if every request is greedy."""
-    for name, value in (("seed", seed), ("position", position)):
-        if value is not None:
-            validate.vector(name, value, _INT64, requests, device)
-        elif not greedy:
-            raise ValueError(f"{name}: expected an int64 tensor [{requests}] unless temperature is 0, got None")
-    if position is not None and position.is_cpu and requests and min(position.tolist()) < 0:
-        raise ValueError(f"position: expected values >= 0, got {position.tolist()}")
+    if not greedy and (seed is None or position is None):
+        name = "seed" if seed is None else "position"
+        raise ValueError(f"{name}: expected an int64 tensor [{requests}] unless temperature is 0, got None")
+    if seed is not None:
+        validate.vector("seed", seed, _INT64, requests, device)
+    if position is not None:
+        validate.vector("position", position, _INT64, requests, device)
+        if position.is_cpu and requests and min(position.tolist()) < 0:
+            raise ValueError(f"position: expected values >= 0, got {position.tolist()}")
     return (None, None) if greedy else (seed.contiguous(), position.contiguous())

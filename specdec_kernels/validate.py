@@ -6,17 +6,27 @@ The first test of each function is the whole check for a good tensor; only a bad
 import operator
 
 import torch
+from torch import Tensor, strided
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def tensor(name, value, dtypes, ndim=None, device=None):
     """Refuses anything but a plain strided tensor with one of ``dtypes`` (and ``ndim`` dimensions, on ``device``)."""
-    if type(value) is not torch.Tensor and not isinstance(value, torch.Tensor):
+    if (
+        type(value) is Tensor
+        and value.dtype in dtypes
+        and value.layout is strided
+        and not value.requires_grad
+        and (ndim is None or value.ndim == ndim)
+        and (not value.is_meta if device is None else value.device == device)
+    ):
+        return value
+    if not isinstance(value, Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(value).__name__}")
     if value.dtype not in dtypes:
         raise TypeError(f"{name}: expected dtype {_names(dtypes)}, got {_name(value.dtype)}")
-    if value.layout is not torch.strided:
+    if value.layout is not strided:
         raise ValueError(f"{name}: expected a dense (strided) tensor, got layout {value.layout}")
     if device is None and value.is_meta:
         raise ValueError(f"{name}: expected a tensor with data, got one on the meta device")
