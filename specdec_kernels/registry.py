@@ -34,7 +34,8 @@ OPERATIONS = (
 BACKENDS = ("reference", "cpu", "triton", "cuda", "hip")
 COMPILED = {"cpu": "_C_cpu", "cuda": "_C_cuda", "hip": "_C_hip"}  # the modules that setup.py may have built
 # Fastest first. ROCm tensors have device type "cuda", too.
-ORDER = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "hip", "reference")}
+ORDER = {"cpu": ("cpu", "reference"), "cuda": ("cuda", "hip", "triton", "reference")}
+ON_REQUEST = {"cpu": ("triton",)}  # serve that device, too, but only those who ask for them by name
 
 
 class BackendUnavailable(RuntimeError):
@@ -62,7 +63,10 @@ def _load(backend):
     if backend == "cpu" and native.cpu is None:
         return None, native.cpu_reason
     if backend == "triton":
-        return None, "this version has no triton kernels"
+        from . import triton_kernels
+
+        reason = triton_kernels.unusable()
+        return (None, reason) if reason else (triton_kernels, None)
     if backend in ("cuda", "hip"):
         try:
             from . import gpu
@@ -115,7 +119,7 @@ def _find(operation, device_type):
     if name is not None:
         if name not in BACKENDS:
             raise BackendUnavailable(f"{asks}: expected one of {', '.join(BACKENDS)}, got {name!r}")
-        if name not in order:
+        if name not in order + ON_REQUEST.get(device_type, ()):
             raise BackendUnavailable(f"{name}: does not serve {device_type} tensors (only {', '.join(order)} do)")
         order = (name,)
     found, reasons = [], []

@@ -1,0 +1,50 @@
+"""The triton backend: verification and sampling as Triton kernels, for CUDA and ROCm tensors.
+
+With TRITON_INTERPRET=1 in the environment the kernels run on CPU tensors instead, slowly, for tests; they then serve
+only those who ask for the backend by name. Triton itself is imported by the first call.
+
+    survey.py   first launch: all rows, split over the vocabulary, to a few numbers per 64 ids
+    settle.py   second launch, only with filters: every row's support and total
+    chain.py    last launch of verify: one program per request walks its rows, decides and draws
+    plain.py    last launch of sample: one program per row draws
+    row.py      what a row of logits stands for;  draw.py the race of a draw;  philox.py its random numbers
+"""
+
+import importlib.util
+import os
+
+import torch
+
+from ..registry import Unsupported
+
+
+def interpreted():
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def unusable():
+    """Why the backend can't serve any call here, or None."""
+    if importlib.util.find_spec("triton") is None:
+        return "triton is not installed (it is in the extra specdec-kernels[triton])"
+    if not interpreted() and not torch.cuda.is_available():
+        return f"no GPU that this torch ({torch.__version__}) can use; TRITON_INTERPRET=1 runs the kernels on the CPU"
+    return None
+
+
+def _check_device(tensor):
+    if tensor.is_cpu != interpreted():
+        raise Unsupported("CPU tensors need TRITON_INTERPRET=1" if tensor.is_cpu else "the interpreter serves the CPU")
+
+
+def verify(target_logits, *args):
+    _check_device(target_logits)
+    from .chain import verify
+
+    verify(target_logits, *args)
+
+
+def sample(logits, *args):
+    _check_device(logits)
+    from .plain import sample
+
+    sample(logits, *args)
