@@ -96,6 +96,8 @@ def _remark(name, backend, cpu):
         return backend["reason"].replace("\n", "\n" + " " * 28)
     if name == "reference":
         return "pure PyTorch"
+    if name == "triton":
+        return "each kernel is compiled in the first call that needs it"
     build = backend.get("build", {})
     if name == "cpu":
         sets = f"{cpu['isa']} (the machine has {cpu['machine_isa']}), {cpu['threads']} threads"

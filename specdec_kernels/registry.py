@@ -187,13 +187,13 @@ def backends():
     """Per backend: ``{"built": bool, "usable": bool, "reason": str | None, "operations": [...], "declined": {...}}``.
 
     ``reason`` says why it is not usable; ``declined`` holds, per operation, why the backend last passed a call on to
-    the next one. The reference needs no build: ``built`` is True.
+    the next one. The reference and triton need no build: ``built`` is ``usable``.
     """
     status = {}
     for name in BACKENDS:
         loaded, reason = module(name)
         status[name] = {
-            "built": name == "reference" or COMPILED.get(name) in build_info()[0],
+            "built": COMPILED[name] in build_info()[0] if name in COMPILED else loaded is not None,
             "usable": loaded is not None,
             "reason": reason,
             "operations": [op for op in OPERATIONS if hasattr(loaded, op)],

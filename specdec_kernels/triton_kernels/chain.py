@@ -7,18 +7,16 @@ refusal are surveyed, but nothing here looks at them.
 import triton
 import triton.language as tl
 
-from ..reference.verify import BAD_DRAFT as _BAD_DRAFT
-from ..reference.verify import BAD_VALUE as _BAD_VALUE
-from ..reference.verify import HARD_TARGET as _HARD_TARGET
-from ..reference.verify import NO_CANDIDATE as _NO_CANDIDATE
+from ..reference import request
+from ..registry import Unsupported
 from .draw import draft_probability, draw
 from .launch import Rows, filtered, launch, on_device, per_request, survey_and_settle, warps
 from .philox import COIN, LAST, PLAIN, uniform
 from .row import argmax, entries, masses, read_survey, unfiltered, weigh
 from .settle import of_request
 
-HARD_TARGET, NO_CANDIDATE = tl.constexpr(_HARD_TARGET), tl.constexpr(_NO_CANDIDATE)
-BAD_VALUE, BAD_DRAFT = tl.constexpr(_BAD_VALUE), tl.constexpr(_BAD_DRAFT)
+HARD_TARGET, NO_CANDIDATE = tl.constexpr(request.HARD_TARGET), tl.constexpr(request.NO_CANDIDATE)
+BAD_VALUE, BAD_DRAFT = tl.constexpr(request.BAD_VALUE), tl.constexpr(request.BAD_DRAFT)
 
 
 @triton.jit
@@ -185,8 +183,10 @@ def verify_kernel(
 
 def verify(
     target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind,
-    temperature, top_k, top_p, min_p, seed, position, tokens, num_accepted, logprobs, flags,
+    temperature, top_k, top_p, min_p, seed, position, rule, theta, typical, tokens, num_accepted, logprobs, flags,
 ):  # fmt: skip
+    if rule != "token":
+        raise Unsupported(f"rule {rule!r}")
     requests, width = tokens.shape
     if requests == 0:
         return
@@ -208,6 +208,6 @@ def verify(
             draft_tokens, cu_drafts, len(draft_tokens), width,
             *per_request(temperature), *per_request(top_p), *per_request(min_p), seed, position,
             tokens, num_accepted, logprobs, flags,
-            DRAFT_PROBS=not draft_is_logits, G=target.padded, DRAFT_G=1 if draft is None else draft.padded, WIDTH=triton.next_power_of_2(width),
-            warps=warps(target),
+            DRAFT_PROBS=not draft_is_logits, G=target.padded, DRAFT_G=1 if draft is None else draft.padded,
+            WIDTH=triton.next_power_of_2(width), warps=warps(target),
         )  # fmt: skip

@@ -22,7 +22,7 @@ SLACK = tl.constexpr(1.00003)  # a bound is this much larger than a mass in floa
 def draft_probability(
     row, columns, ids, mask, draft_ids, steps, temperature, best, total, cut, last, least, LOGITS: tl.constexpr
 ):  # fmt: skip
-    """q(ids) in float64. ``draft_ids``: the row's columns stand for these ids, found by bisection in ``steps`` steps."""
+    """q(ids) in float64. ``draft_ids``: ids that the columns stand for, ascending, found by bisection in ``steps``."""
     column = ids
     if draft_ids is not None:
         column = ids * 0

@@ -16,7 +16,7 @@ LARGEST = 1 << 20  # groups; beyond that a row's numbers no longer fit a program
 
 
 class Rows:
-    """A matrix of rows with its workspace: 8 bytes per 64 ids and row; with log-probabilities or filters 4 more each."""
+    """A matrix of rows and its workspace: 8 bytes per 64 ids, 4 more each for log-probabilities and for filters."""
 
     def __init__(self, rows, filtered, logprobs=False):
         self.rows, self.stride, self.columns = rows, rows.stride(0), rows.shape[1]
@@ -65,7 +65,9 @@ def survey_and_settle(
     temperature, top_k, top_p, min_p, logprobs,
 ):  # fmt: skip
     """The launches that describe every row; ``target`` and ``draft`` (or None) are :class:`Rows`."""
-    drafts = (None, 0, 0, None, 0) if draft is None else (draft.rows, draft.stride, draft.columns, draft.stats, draft.groups)
+    drafts = (
+        (None, 0, 0, None, 0) if draft is None else (draft.rows, draft.stride, draft.columns, draft.stats, draft.groups)
+    )
     chunks = max(target.chunks, 0 if draft is None else draft.chunks)
     slots = width if draft is None else 2 * width - 1
     launch(

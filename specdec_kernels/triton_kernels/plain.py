@@ -1,13 +1,13 @@
-"""Last launch of ``sample``: one program per row draws its token. Before it: survey, and settle if there are filters."""
+"""Last launch of ``sample``: one program per row draws its token. Before it: survey; settle if there are filters."""
 
 import triton
 import triton.language as tl
 
+from .chain import log_probability, read_facts
 from .draw import draw
 from .launch import Rows, filtered, launch, on_device, per_request, survey_and_settle, warps
 from .row import argmax, read_survey
 from .settle import of_request
-from .chain import log_probability, read_facts
 
 
 @triton.jit
@@ -32,9 +32,7 @@ def sample_kernel(
             token = argmax(row, columns, top, G)
     elif seeds is not None:
         if (t > 0.0) & (t < float("inf")) & (p >= 0.0) & (least <= 1.0):  # false for NaN
-            _, mass, best, total, cut, last, _ = read_facts(
-                row, columns, here, groups, settled, b.to(tl.int64), t, G
-            )
+            _, mass, best, total, cut, last, _ = read_facts(row, columns, here, groups, settled, b.to(tl.int64), t, G)
             if best > float("-inf"):
                 token = draw(
                     row, columns, mass, t, best, cut, last, least, tl.full([], 1.0, tl.float64), nothing, nothing >= 0,

@@ -4,7 +4,7 @@ Triton programs can't wait for each other, so selection needs a launch of its ow
 same time rather than one after the other by the request's program.
 
 1. A floor from the survey alone, by bisection on the groups' tops: for top-k a value that k tops reach; for top-p one
-   above which the groups' tops and masses vouch for enough mass. Groups below it can't matter; the others become a list.
+   above which the groups' tops and masses vouch for enough mass. Groups below can't matter; the others become a list.
 2. The cut, by bisection on the listed groups' entries. Each pass sums what lies at or above the middle and moves the
    ends of the bracket onto entries, so it takes about log2(entries left) passes.
 3. Ties at the cut are kept in the order of their ids; then the total of what is left.
@@ -117,11 +117,10 @@ def _settle(
     if (best < float("inf")) & (best > float("-inf")) & (by_count | by_mass | (min_p > 0.0)):
         mass = masses(top, sums, best, temperature, last, G)
         floor = tl.full([], LOWEST, tl.float32)
-        active = top >= floor
-        if by_count | by_mass:
+        if (by_count | by_mass) & (groups > TILE):
             floor = _floor(top, mass, best, temperature, by_count, top_k, top_p.to(tl.float64) * total)
-            active = top >= floor
-        else:
+        active = (top >= floor) & (top > float("-inf"))
+        if (by_count == 0) & (by_mass == 0):
             active = tl.exp((top - best) / temperature) >= min_p * 0.9999
         rank = tl.cumsum(active.to(tl.int32), axis=0)
         tl.store(listed + rank - 1, tl.arange(0, G), mask=active)

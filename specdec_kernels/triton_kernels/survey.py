@@ -12,7 +12,7 @@ what comes later touches V/64 numbers per row, and of the row itself only the gr
 import triton
 import triton.language as tl
 
-from .row import GROUP, entries
+from .row import GROUP
 
 TILE = 64  # groups per program
 

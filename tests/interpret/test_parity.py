@@ -1,0 +1,155 @@
+"""The interpreted kernels give the tokens of the reference."""
+
+import sys
+
+import pytest
+import torch
+
+import device_calls
+import specdec_kernels as sk
+import specdec_kernels.reference.sample
+import specdec_kernels.reference.verify
+from specdec_kernels import registry
+from verify_cases import bounds, captured, keys, random_call, same
+
+REFERENCE = {name: sys.modules[f"specdec_kernels.reference.{name}"] for name in ("verify", "sample")}
+BAD_VALUE = 4
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy on inf - inf and the like
+
+
+def agrees(function, *args, **options):
+    """Whether both give the same; False where only a comparison too close to call differs."""
+    before = [a.clone() for a in args]
+    with sk.use_backend("reference"):
+        want, normalised = captured(function, *args, **options)
+    with sk.use_backend("triton"):
+        got = function(*args, **options)
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(args, before, strict=True))
+    if isinstance(got, tuple) and not hasattr(got, "flags"):
+        equal = torch.equal(got[0], want[0]) and torch.allclose(got[1], want[1], rtol=1e-6, atol=1e-6, equal_nan=True)
+    else:
+        equal = same(got, want)
+    if not equal:
+        fragile = REFERENCE[function.__name__].fragile(*normalised)
+        assert any(fragile), f"{got} instead of {want}; {options}"
+    return equal
+
+
+def verify_agrees(number):
+    *tensors, options = random_call(number)
+    return agrees(sk.verify, *tensors, **options)
+
+
+def test_verify_on_random_calls():
+    fragile = sum(not verify_agrees(number) for number in range(20))
+    assert fragile <= 1
+
+
+def test_sample_on_random_calls():
+    calls = [device_calls.sample(number) for number in range(40)]
+    calls = [(args, options) for _, args, options in calls if args[0].shape[1] < 40_000][:20]
+    assert sum(not agrees(sk.sample, *args, **options) for args, options in calls) <= 1
+
+
+@pytest.mark.slow
+def test_verify_on_many_calls():
+    fragile = sum(not verify_agrees(number) for number in range(1000, 1600))
+    assert fragile <= 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rows_of_any_stride(dtype):
+    rows = torch.randn(3, 300, generator=torch.Generator().manual_seed(1)).to(dtype)
+    for target in (rows[:, 3:203], rows[:, :200], rows.flip(0)[:, 7:207]):
+        assert agrees(sk.verify, target, torch.tensor([5, 7]), bounds([2]), top_p=0.9, **keys(1, 3))
+
+
+@pytest.mark.parametrize("stride", [0, 300])
+def test_rows_on_each_other_and_far_apart(stride):
+    target = torch.randn(700).as_strided((3, 100), (stride, 1))
+    assert agrees(sk.verify, target, torch.tensor([5, 7]), bounds([2]), **keys(1, 3))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"top_k": 3}, {"top_k": 5000}, {"top_p": 0.5}, {"top_p": 0.0}, {"top_k": 700, "top_p": 0.99}, {"min_p": 0.5}],
+    ids=str,
+)
+def test_filters_find_their_cut_beyond_one_tile(options):
+    """6000 ids are more groups than a tile, so that the floor is looked for; many entries are equal."""
+    rows = torch.randn(2, 6000, generator=torch.Generator().manual_seed(2)).mul(4).round().div(4)
+    for temperature in (0.3, 1.0):
+        assert agrees(sk.sample, rows, temperature=temperature, **options, **keys(2, 9), return_logprobs=True)
+
+
+def test_a_request_does_not_know_its_neighbours():
+    *tensors, options = next(
+        call for call in map(random_call, range(100)) if len(call[2]) == 4 and 64 < call[0].shape[1] < 1001
+    )
+    target, tokens, cu = tensors
+    with sk.use_backend("triton"):
+        together = sk.verify(*tensors, **options)
+        for b, (start, stop) in enumerate(zip(cu.tolist(), cu.tolist()[1:], strict=False)):
+            mine = {}
+            for name, value in options.items():
+                if name in ("draft_logits", "draft_probs", "draft_kind"):
+                    value = value[start:stop]
+                elif isinstance(value, torch.Tensor) and name != "draft_ids":
+                    value = value[b : b + 1]
+                mine[name] = value
+            alone = sk.verify(target[start + b : stop + b + 1], tokens[start:stop], bounds([stop - start]), **mine)
+            width = alone.tokens.shape[1]
+            assert torch.equal(alone.tokens[0], together.tokens[b, :width])
+            assert alone.flags[0] == together.flags[b]
+
+
+def call_with(**changed):
+    """A call of two requests with one normalised argument replaced, as only a GPU's tensors could hold it."""
+    names = (
+        "target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind, temperature,"
+        " top_k, top_p, min_p, seed, position, rule, theta, typical, tokens, num_accepted, logprobs, flags"
+    )
+    target = torch.randn(5, 70, generator=torch.Generator().manual_seed(0))
+    with sk.use_backend("reference"):
+        good, arguments = captured(sk.verify, target, torch.tensor([1, 2, 3]), bounds([1, 2]), **keys(2, 1))
+    given = dict(zip(names.split(", "), arguments, strict=True))
+    given |= {name: torch.full_like(given[name], -7) for name in ("tokens", "num_accepted", "flags")} | changed
+    with sk.use_backend("triton"):
+        registry.call("verify", "cpu", *given.values())
+    return good, given
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"temperature": torch.tensor([1.0, torch.nan])},
+        {"temperature": torch.tensor([1.0, torch.inf])},
+        {"temperature": torch.tensor([1.0, -1.0])},
+        {"top_p": torch.tensor([1.0, -0.5])},
+        {"top_p": torch.tensor([1.0, torch.nan])},
+        {"min_p": torch.tensor([0.0, 1.5])},
+        {"draft_tokens": torch.tensor([1, 2, 70])},
+        {"draft_tokens": torch.tensor([1, -2, 3])},
+        {"draft_tokens": torch.tensor([1, 2**40, 3])},
+        {"cu_drafts": torch.tensor([0, 1, 4], dtype=torch.int32)},
+        {"cu_drafts": torch.tensor([0, 1, 0], dtype=torch.int32)},
+        {"cu_drafts": torch.tensor([0, 1, 2**31 - 1], dtype=torch.int32)},
+    ],
+    ids=str,
+)
+def test_a_bad_value_is_flagged_and_concerns_its_request_only(changed):
+    good, given = call_with(**changed)
+    assert given["flags"].tolist() == [int(good.flags[0]), BAD_VALUE]
+    assert given["tokens"][0].tolist() == good.tokens[0].tolist()
+    assert given["tokens"][1].tolist() == [-1] * 3 and given["num_accepted"][1] == 0
+
+
+def test_the_interpreter_serves_only_those_who_ask():
+    row = torch.zeros(1, 8)
+    serving = [name for name, _ in registry.candidates("sample", "cpu")]
+    assert "triton" not in serving
+    with sk.use_backend("triton"):
+        assert [name for name, _ in registry.candidates("sample", "cpu")] == ["triton"]
+        assert sk.sample(row, temperature=0).tolist() == [0]
+        with pytest.raises(sk.BackendUnavailable, match="triton: has no quantize_int8"):
+            sk.quantize_int8(row)

@@ -1,0 +1,69 @@
+"""The triton backend without a GPU: interpreted in a process of its own, and what is said where it can't run."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels import registry, triton_kernels
+
+TESTS = Path(__file__).resolve().parent
+
+
+def interpreted(folder, *options):
+    """Runs tests/interpret on the package that is tested here."""
+    line = [sys.executable, "-m", "pytest", str(TESTS / "interpret"), "-c", str(TESTS.parent / "pyproject.toml")]
+    line += ["--rootdir", str(TESTS.parent), "-p", "no:cacheprovider", *options]
+    package = Path(sk.__file__).resolve().parent.parent
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(package)}
+    return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True)
+
+
+def need_triton():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("triton is not installed")
+
+
+def test_interpreted_kernels(tmp_path):
+    need_triton()
+    done = interpreted(tmp_path)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_interpreted_kernels_at_length(tmp_path):
+    need_triton()
+    done = interpreted(tmp_path, "-m", "slow")
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_importing_the_package_does_not_import_triton():
+    code = "import sys, specdec_kernels as sk; sk.backends(); assert 'triton' not in sys.modules"
+    package = Path(sk.__file__).resolve().parent.parent
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(package)})
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_why(monkeypatch):
+    monkeypatch.setattr(registry, "_modules", {})
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    status = sk.backends()["triton"]
+    assert not status["usable"] and ("no GPU" in status["reason"] or "not installed" in status["reason"])
+    with pytest.raises(sk.BackendUnavailable, match=r"^triton: "), sk.use_backend("triton"):
+        pass
+
+
+def test_without_triton_it_says_so(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert "triton is not installed" in triton_kernels.unusable()
+
+
+def test_cpu_tensors_are_declined_outside_the_interpreter(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(registry.Unsupported, match="TRITON_INTERPRET=1"):
+        triton_kernels.sample(torch.zeros(1, 4))
