@@ -8,12 +8,9 @@
 
 namespace sk {
 
-bool Candidates::add(const float* l, float least) {
-  if (size_ > kMost - kGroup) return false;
-  for (int i = 0; i < kGroup; ++i) {
-    logit_[size_] = l[i];
-    size_ += l[i] >= least;
-  }
+bool Candidates::add(int64_t n) {
+  if (n < 0) return false;
+  size_ += n;
   return true;
 }
 

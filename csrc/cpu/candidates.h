@@ -2,6 +2,8 @@
 #pragma once
 #include <cstdint>
 
+#include "sk/accept.h"
+
 namespace sk {
 
 class Candidates {
@@ -17,8 +19,10 @@ class Candidates {
   };
 
   void clear() { size_ = 0; }
-  bool add(const float* l, float least);  // of 64 entries those >= least; false if there is no room for them
-  void weigh(double max, double inv_t);   // w = exp((l - max) * inv_t) of each
+  float* end() { return logit_ + size_; }
+  int64_t room() const { return kMost + kGroup - size_; }
+  bool add(int64_t n);                   // n logits have been written to end(); false if n < 0
+  void weigh(double max, double inv_t);  // w = exp((l - max) * inv_t) of each
   int64_t size() const { return size_; }
   double mass() const;
   double mass_from(double least) const;  // of the weights >= least
@@ -34,8 +38,8 @@ class Candidates {
   void swap(int64_t i, int64_t j);
 
   int64_t size_ = 0;
-  float logit_[kMost + 64];
-  double weight_[kMost + 64];
+  float logit_[kMost + kGroup];
+  double weight_[kMost + kGroup];
 };
 
 }  // namespace sk

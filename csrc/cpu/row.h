@@ -27,7 +27,7 @@ struct Filters {
 struct Prefix {
   float cut;
   int64_t last;
-  double mass;
+  double mass;  // negative: not known yet
 };
 
 class Row {
@@ -68,11 +68,14 @@ class Row {
   Candidates* keep_first(int64_t count);
   Candidates* keep_nucleus(double share, Candidates* support);
   float keep_weights(double least, Candidates* support);
-  bool gather(float floor, Candidates* out) const;
+  bool gather(float floor, float ceiling, Candidates* out) const;
   float floor_of(double log_weight) const;
   float count_floor(int64_t k) const;
-  Prefix select(double need, bool by_mass, float floor) const;
-  int64_t nth_equal(float value, int64_t n) const;
+  void sums_from(const float* at, bool by_mass, double* sums) const;
+  Prefix narrow(double need, bool by_mass, float low, Candidates* found) const;
+  Prefix everything() const { return {cut_, last_, -1.0}; }
+  Prefix ending(float cut, int64_t n, double mass) const;
+  int64_t nth_equal(float value, int64_t* n) const;
 
   static constexpr int kLastStage = 12;  // that of refine() in which every weight that matters is evaluated
 
