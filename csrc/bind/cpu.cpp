@@ -234,6 +234,11 @@ sk::Sampling sampling(FloatParameter temperature, IntParameter top_k, FloatParam
           per_request(min_p),       pointer<const int64_t>(seed), pointer<const int64_t>(position)};
 }
 
+sk::Judging judging(int rule, FloatParameter theta, float eps, float delta) {
+  require(rule >= 0 && rule <= static_cast<int>(sk::Rule::kThreshold), "rule: out of range");
+  return {static_cast<sk::Rule>(rule), per_request(theta), eps, delta};
+}
+
 void bind_verify(py::module_& m) {
   m.def("longest_chain",
         [](uintptr_t cu_drafts, int64_t requests, uintptr_t draft_tokens, int64_t drafts, int64_t vocabulary) {
@@ -242,22 +247,24 @@ void bind_verify(py::module_& m) {
                                    drafts, vocabulary);
         });
   m.def("verify", [](int threads, int64_t requests, int64_t width, uintptr_t target, int dtype, int64_t vocabulary,
-                     int64_t stride, uintptr_t draft_tokens, uintptr_t cu_drafts, uintptr_t drafts, int draft_dtype,
-                     int64_t draft_columns, int64_t draft_stride, bool drafts_are_logits, uintptr_t draft_ids,
-                     uintptr_t draft_kind, FloatParameter temperature, IntParameter top_k, FloatParameter top_p,
-                     FloatParameter min_p, uintptr_t seed, uintptr_t position, uintptr_t tokens, uintptr_t num_accepted,
-                     uintptr_t logprobs, uintptr_t flags) {
+                     int64_t stride, uintptr_t tokens_in, uintptr_t parents, uintptr_t cu, uintptr_t drafts,
+                     int draft_dtype, int64_t draft_columns, int64_t draft_stride, bool drafts_are_logits,
+                     uintptr_t draft_ids, uintptr_t draft_kind, FloatParameter temperature, IntParameter top_k,
+                     FloatParameter top_p, FloatParameter min_p, uintptr_t seed, uintptr_t position, int rule,
+                     FloatParameter theta, float eps, float delta, uintptr_t path, uintptr_t tokens,
+                     uintptr_t num_accepted, uintptr_t logprobs, uintptr_t flags) {
     require(requests >= 0 && width >= 1 && vocabulary >= 1, "verify: sizes out of range");
     sk::VerifyCall call{requests,
                         width,
                         rows(target, dtype, vocabulary, stride),
-                        pointer<const int64_t>(draft_tokens),
-                        pointer<const int32_t>(cu_drafts),
-                        rows(drafts, draft_dtype, draft_columns, draft_stride),
-                        drafts_are_logits,
-                        pointer<const int32_t>(draft_ids),
-                        pointer<const bool>(draft_kind),
+                        pointer<const int64_t>(tokens_in),
+                        pointer<const int32_t>(parents),
+                        pointer<const int32_t>(cu),
+                        {rows(drafts, draft_dtype, draft_columns, draft_stride), drafts_are_logits,
+                         pointer<const int32_t>(draft_ids), pointer<const bool>(draft_kind)},
                         sampling(temperature, top_k, top_p, min_p, seed, position, requests),
+                        judging(rule, theta, eps, delta),
+                        pointer<int32_t>(path),
                         pointer<int64_t>(tokens),
                         pointer<int32_t>(num_accepted),
                         pointer<float>(logprobs),

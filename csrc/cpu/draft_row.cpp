@@ -6,16 +6,17 @@
 #include "sk/accept.h"
 
 namespace sk {
-bool DraftRow::read(const VerifyCall& call, int64_t n, int64_t id, const Filters& filters, int threads) {
+
+bool DraftRow::read(const Drafts& drafts, int64_t n, int64_t id, const Filters& filters, int threads) {
   id_ = id;
   weight_ = total_ = 1.0;
-  if (call.drafts.data == nullptr || (call.draft_kind != nullptr && call.draft_kind[n])) {
+  if (drafts.rows.data == nullptr || (drafts.kind != nullptr && drafts.kind[n])) {
     kind_ = Kind::kPoint;
     return true;
   }
-  source_ = call.drafts[n];
-  ids_ = call.draft_ids;
-  if (call.drafts_are_logits) {
+  source_ = drafts.rows[n];
+  ids_ = drafts.ids;
+  if (drafts.are_logits) {
     kind_ = Kind::kLogits;
     row_.read(source_, threads);
     if (row_.nan() || row_.empty()) return false;

@@ -7,13 +7,14 @@
 
 namespace sk {
 
-struct VerifyCall;
+struct Drafts;
 
 class DraftRow {
  public:
-  // Draft n of the call, of token id. False if its row is unusable: NaN, a negative or infinite probability, q(id) = 0.
-  bool read(const VerifyCall& call, int64_t n, int64_t id, const Filters& filters, int threads);
+  // Draft n, of token id. False if its row is unusable: NaN, a negative or infinite probability, q(id) = 0.
+  bool read(const Drafts& drafts, int64_t n, int64_t id, const Filters& filters, int threads);
   bool is_point() const { return kind_ == Kind::kPoint; }
+  bool given() const { return kind_ == Kind::kProbs; }  // probabilities, whatever they sum to
   int64_t id() const { return id_; }
   double probability();                    // q(id) > 0
   bool accepts(double u, Row* p);          // the token rule, u * q(id) < p(id), of a target row p

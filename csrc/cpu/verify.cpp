@@ -1,215 +1,399 @@
-// Verification of drafts by the token rule (Leviathan et al. 2211.17192, Chen et al. 2302.01318), and plain sampling.
+// The rules of verification. A list of drafts is a tree with one branch, so there is one function per rule, and it
+// reads no more than it needs: top-down rules see the rows along the accepted path and none after the last refusal.
 //
-// Per request, row by row until the first refusal: one pass over the row for its maxima, one for the masses of groups
-// of 64 ids (and a selection if there are filters), then a coin decides about the draft. Only the row that gives the
-// last token is touched again, in the draw. Rows after the first refusal are never read.
+//   token      recursive rejection sampling: the children of a node in order, each against what its siblings have left
+//              of p (Leviathan et al. 2211.17192, Chen et al. 2302.01318; trees: Sequoia 2402.12374)
+//   block      bottom-up: leaves in depth-first order (traversal verification, 2505.12398); on one branch it is block
+//              verification (Sun et al. 2403.10444)
+//   typical    p(x) against a bound that falls with the entropy (Medusa 2401.10774; lossy)
+//   threshold  P_target/P_draft against a number (lossy)
+//
+// Per row: one pass for its maxima, one for the masses of groups of 64 ids (and a selection if there are filters). Only
+// rows whose drafts were refused and the row that gives the last token are touched again.
 #include "cpu/verify.h"
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "cpu/draft_row.h"
 #include "cpu/draw.h"
-#include "cpu/float_mode.h"
-#include "cpu/threads.h"
+#include "cpu/entropy.h"
+#include "cpu/over_requests.h"
+#include "cpu/residual.h"
 #include "sk/accept.h"
 
 namespace sk {
 namespace {
 
-constexpr double kNotLess = 1.0 + 1e-5;  // makes an upper bound of a mass in float arithmetic
-constexpr int64_t kInlineIds = 32768;  // fewer ids than this are not worth a second thread
+constexpr int64_t kRoot = -1, kNone = -1;
+constexpr double kSlack = 1e-5;  // what numbers from a row's own sums may be off by
 
-class RowWeights final : public Weights {
- public:
-  explicit RowWeights(const Row& row) : row_(row) {}
-  double group(int64_t g, double* w) const override { return row_.group(g, w); }
-  const std::vector<double>& mass() const override { return row_.mass(); }
+struct Node {
+  int64_t child, next;  // the first child that is there, the next sibling; or kNone
+  bool there;
 
- private:
-  const Row& row_;
-};
+  // What is kept of a node by `typical`: whether it was reached, how deep and with which sum of log p.
+  bool reached;
+  int64_t depth;
+  double score, logprob;
 
-// What is left of p after a refusal: max(p - q, 0). For a point mass that is p without the refused id.
-class Residual final : public Weights {
- public:
-  void set(Row& p, DraftRow& q) {
-    p_ = &p;
-    q_ = &q;
-    mass_ = p.mass();
-    if (q.is_point()) {
-      double w[kGroup];
-      double& m = mass_[q.id() / kGroup];
-      if (m > 0) m = group(q.id() / kGroup, w);
-      return;
-    }
-    q.probability();
-    total_ = p.total();
-    for (double& m : mass_) m = -std::fabs(m) * kNotLess / total_;
-  }
-
-  double group(int64_t g, double* w) const override {
-    p_->group(g, w);
-    if (q_->is_point()) {
-      if (g == q_->id() / kGroup) w[q_->id() % kGroup] = 0.0;
-      return sum64(w);
-    }
-    double q[kGroup];
-    q_->group(g, q);
-    for (int i = 0; i < kGroup; ++i) w[i] = std::max(w[i] / total_ - q[i], 0.0);
-    return sum64(w);
-  }
-
-  const std::vector<double>& mass() const override { return mass_; }
-
- private:
-  const Row* p_ = nullptr;
-  const DraftRow* q_ = nullptr;
-  double total_ = 1.0;
-  std::vector<double> mass_;
-};
-
-// Kept per thread, so that a call allocates nothing once they have grown.
-struct Scratch {
+  // By `traversal`: r, whether it is exact, and its row.
+  double ratio;
+  bool settled, weighed;
   Row row;
   DraftRow draft;
-  Residual residual;
+  Residual left;
 };
-Scratch& scratch() {
-  thread_local Scratch s;
-  return s;
-}
 
-// One request's way through its rows.
-class Request {
+// One request. The working memory is the thread's, so that a call allocates nothing once it has grown.
+class Judge {
  public:
-  Request(const VerifyCall& call, int64_t b, int threads)
+  Judge(const VerifyCall& call, int64_t b, int threads)
       : call_(call),
         b_(b),
         threads_(threads),
-        start_(call.cu_drafts[b]),
-        drafts_(call.cu_drafts[b + 1] - start_),
+        start_(call.cu_nodes[b]),
+        count_(call.cu_nodes[b + 1] - start_),
         filters_(call.sampling.filters(b)),
-        greedy_(filters_.temperature == 0.0f),
-        tokens_(call.tokens + b * call.width),
-        logprobs_(call.logprobs ? call.logprobs + b * call.width : nullptr) {
+        greedy_(filters_.temperature == 0.0f) {
     if (!greedy_) {
       seed_ = static_cast<uint64_t>(call.sampling.seed[b]);
       position_ = static_cast<uint64_t>(call.sampling.position[b]);
     }
+    if (static_cast<int64_t>(nodes_.size()) < count_ + 1) nodes_.resize(count_ + 1);
+    for (int64_t j = kRoot; j < count_; ++j) at(j).there = j == kRoot || (token(j) >= 0 && at(parent(j)).there);
+    link();
+    plain_ = child(kRoot) == kNone;
   }
 
   void run() {
-    while (judge(emitted_ < drafts_ ? call_.draft_tokens[start_ + emitted_] : -1)) ++accepted_;
-    call_.num_accepted[b_] = accepted_;
-    call_.flags[b_] = flags_;
-    for (int64_t i = emitted_; i < call_.width; ++i) {
-      tokens_[i] = -1;
-      if (logprobs_) logprobs_[i] = NAN;
-    }
+    const Rule rule = call_.judging.rule;
+    if (rule == Rule::kTypical)
+      typical();
+    else if (rule == Rule::kThreshold)
+      threshold();
+    else if (greedy_)
+      follow_argmax();
+    else if (rule == Rule::kToken)
+      recursive_rejection();
+    else
+      traversal();
+    finish();
   }
 
  private:
-  // Judges the draft at the next row, -1 = none, and emits a token; returns whether the draft was accepted.
-  bool judge(int64_t draft) { return greedy_ ? judge_greedy(draft) : judge_random(draft); }
-
-  Source target() const { return call_.target[start_ + b_ + emitted_]; }
-
-  bool judge_greedy(int64_t draft) {
-    int64_t best;
-    if (logprobs_) {
-      Row& row = scratch().row;
-      read(row);
-      best = row.empty() ? -1 : row.argmax();
-    } else {
-      bool hard;
-      best = row_argmax(target(), threads_, &hard);
-      if (hard) flags_ |= kHardTarget;
+  void follow_argmax() {
+    for (int64_t node = kRoot;;) {
+      int64_t best;
+      if (call_.logprobs) {
+        read(&row_, node);
+        best = row_.empty() ? -1 : row_.argmax();
+      } else {
+        bool hard;
+        best = row_argmax(source(node), threads_, &hard);
+        if (hard) flags_ |= kHardTarget;
+      }
+      if (best < 0) return no_candidate();
+      int64_t below = child(node);
+      while (below != kNone && token(below) != best) below = at(below).next;
+      if (below == kNone) return emit(best, logprob(row_, best));
+      accept(below, logprob(row_, best));
+      node = below;
     }
-    emit(best);
-    return draft >= 0 && best == draft;
   }
 
-  bool judge_random(int64_t draft) {
-    Scratch& s = scratch();
-    read(s.row);
-    if (!s.row.empty()) s.row.weigh(filters_, threads_);
-    if (draft < 0) {
-      last(nullptr);
-      return false;
+  void recursive_rejection() {
+    for (int64_t node = kRoot, below;; node = below) {
+      read_and_weigh(&row_, node);
+      left_.start(row_, threads_);
+      below = kNone;
+      int64_t tried = 0;
+      for (int64_t j = child(node); j != kNone && below == kNone; j = at(j).next) {
+        DraftRow& q = nodes_[tried].draft;
+        if (!read_draft(&q, j, filters_)) continue;
+        if (row_.empty()) break;
+        if (left_.accepts(coin(j), q)) {
+          below = j;
+        } else {
+          left_.refuse(q, 1.0);
+          ++tried;
+        }
+      }
+      if (below == kNone) return last(row_, &left_);
+      accept(below, logprob(row_, token(below)));
     }
-    if (!s.draft.read(call_, start_ + emitted_, draft, filters_, threads_)) {
-      flags_ |= kBadDraft;
-      last(nullptr);
-      return false;
+  }
+
+  // r(root) = 1, r(child) = min(r(parent) p(x)/q(x), 1). The first leaf is accepted with chance r. Else it goes, and its
+  // parent, with S = sum max(r p - q, 0), has p = (r p - q)+ / S and r = S/(S + 1 - r) from then on.
+  void traversal() {
+    for (int64_t j = kRoot; j < count_; ++j) {
+      Node& n = at(j);
+      if (j != kRoot) {
+        const bool proposed = n.there && at(parent(j)).there;
+        n.there = proposed && read_draft(&n.draft, j, filters_) && !at(parent(j)).row.empty();
+        if (!n.there) continue;
+      }
+      read(&n.row, j);
+      n.weighed = false;
     }
-    if (s.row.empty()) {
-      last(nullptr);
-      return false;
+    link();
+    at(kRoot).ratio = 1.0;
+    at(kRoot).settled = true;
+    int64_t node = kRoot;
+    while (true) {
+      for (; child(node) != kNone; node = child(node)) enter(child(node));
+      if (node == kRoot || coin(node) < at(node).ratio) break;
+      int64_t leaf;
+      do {
+        leaf = node;
+        node = parent(leaf);
+        at(node).child = at(leaf).next;
+        // With no other child left a node is a leaf, and may be refused without S: its new r is never above the old.
+      } while (node != kRoot && child(node) == kNone && coin(node) >= at(node).ratio * (1.0 + kSlack));
+      refuse(leaf);
     }
-    const double u = uniform(seed_, position_, Stream::kCoin, static_cast<uint32_t>(emitted_), 0);
-    if (s.draft.accepts(u, &s.row)) {
-      emit(draft);
-      return true;
+    path_to(node);
+    for (const int64_t j : path_) accept(j, logprob(at(parent(j)).row, token(j)));
+    last(at(node).row, &left(node));
+  }
+
+  double coin(int64_t j) const { return sk::coin(seed_, position_, static_cast<uint32_t>(j)); }
+
+  Residual& left(int64_t j) {
+    Node& n = at(j);
+    if (!n.weighed) {
+      weigh(&n.row, filters_);
+      n.left.start(n.row, threads_);
+      n.weighed = true;
     }
-    s.residual.set(s.row, s.draft);
-    last(&s.residual);
+    return n.left;
+  }
+
+  void enter(int64_t j) {
+    Node& n = at(j);
+    Residual& up = left(parent(j));
+    const double r = at(parent(j)).ratio * up.probability(token(j)) / up.proposal(n.draft, false);
+    n.ratio = std::min(r, 1.0);
+    n.settled = r > 1.0 + kSlack;
+  }
+
+  // The ratio in double.
+  void settle(int64_t j) {
+    Node& n = at(j);
+    if (n.settled) return;
+    settle(parent(j));
+    Residual& up = left(parent(j));
+    up.total();
+    n.ratio = std::min(at(parent(j)).ratio * up.probability(token(j)) / up.proposal(n.draft, true), 1.0);
+    n.settled = true;
+  }
+
+  void refuse(int64_t leaf) {
+    settle(parent(leaf));
+    Node& n = at(parent(leaf));
+    n.ratio = block_chance(left(parent(leaf)).take(at(leaf).draft, n.ratio), n.ratio);
+  }
+
+  // Nodes with p(x) > min(eps, delta e^-H) below accepted ones: the longest path, ties by sum log p, then lowest node.
+  void typical() {
+    const double eps = call_.judging.eps, delta = call_.judging.delta;
+    at(kRoot).reached = true;
+    at(kRoot).depth = 0;
+    at(kRoot).score = 0.0;
+    int64_t best = kRoot, node = kRoot, in_hand = kRoot;
+    for (; node < count_; ++node) {
+      Node& n = at(node);
+      if (!n.reached) continue;
+      if (n.depth > at(best).depth || (n.depth == at(best).depth && n.score > at(best).score)) best = node;
+      in_hand = node;
+      read_and_weigh(&row_, node);
+      if (row_.empty()) continue;
+      double bound = greedy_ ? delta * (1.0 + 1e-5) : NAN;
+      const auto exceeds = [&](int64_t id, double share) {
+        return greedy_ ? (id == row_.argmax()) > share : row_.exceeds(id, share);
+      };
+      for (int64_t j = n.child; j != kNone; j = at(j).next) {
+        if (!exceeds(token(j), eps)) {
+          if (std::isnan(bound)) bound = delta * std::exp(negative_entropy(row_));
+          if (!exceeds(token(j), bound)) continue;
+        }
+        const bool matters = !greedy_ && call_.parents != nullptr;  // a chain's nodes have no rivals
+        at(j).reached = true;
+        at(j).depth = n.depth + 1;
+        at(j).score = n.score + (matters ? std::log(row_.weight(token(j)) / row_.total()) : 0.0);
+        at(j).logprob = logprob(row_, token(j));
+      }
+    }
+    path_to(best);
+    for (const int64_t j : path_) accept(j, at(j).logprob);
+    if (in_hand != best) read_and_weigh(&row_, best);
+    left_.start(row_, threads_);
+    last(row_, &left_);
+  }
+
+  // Down to the child of largest target logit while it passes the filters and P_target(c)/P_draft(c_best) > theta.
+  void threshold() {
+    const Filters unfiltered{greedy_ ? 1.0f : filters_.temperature, 0, 1.0f, 0.0f};
+    const Filters support{unfiltered.temperature, filters_.top_k, filters_.top_p, filters_.min_p};
+    for (int64_t node = kRoot, below;; node = below) {
+      read(&row_, node);
+      below = kNone;
+      double best = 0.0, top = 0.0;
+      for (int64_t j = child(node); j != kNone; j = at(j).next) {
+        DraftRow& q = nodes_[0].draft;
+        if (!read_draft(&q, j, unfiltered)) continue;
+        best = std::max(best, q.probability());
+        const double l = logit(row_, node, token(j));
+        if (below == kNone || l > top || (l == top && token(j) < token(below))) {
+          below = j;
+          top = l;
+        }
+      }
+      if (row_.empty()) return no_candidate();
+      if (below != kNone) {
+        weigh(&row_, unfiltered);
+        const bool enough = row_.exceeds(token(below), call_.judging.theta[b_] * best);
+        weigh(&row_, support);
+        if (!enough || row_.weight(token(below)) == 0.0) below = kNone;
+      } else if (!greedy_) {
+        weigh(&row_, support);
+      }
+      if (below == kNone) {
+        left_.start(row_, threads_);
+        return last(row_, &left_);
+      }
+      accept(below, logprob(row_, token(below)));
+    }
+  }
+
+  // -- the tree
+
+  Node& at(int64_t j) { return nodes_[j + 1]; }
+  int64_t child(int64_t j) { return at(j).child; }
+  int64_t token(int64_t j) const { return call_.node_tokens[start_ + j]; }
+  int64_t parent(int64_t j) const { return call_.parents ? call_.parents[start_ + j] : j - 1; }
+
+  void link() {  // children in node order
+    for (int64_t j = kRoot; j < count_; ++j) {
+      at(j).child = kNone;
+      at(j).reached = false;
+    }
+    for (int64_t j = count_ - 1; j >= 0; --j) {
+      if (!at(j).there) continue;
+      at(j).next = child(parent(j));
+      at(parent(j)).child = j;
+    }
+  }
+
+  void path_to(int64_t node) {
+    path_.clear();
+    for (; node != kRoot; node = parent(node)) path_.push_back(node);
+    std::reverse(path_.begin(), path_.end());
+  }
+
+  // -- rows
+
+  Source source(int64_t node) const { return call_.target[start_ + b_ + node + 1]; }
+
+  void read(Row* row, int64_t node) {
+    row->read(source(node), threads_);
+    if (row->nan() || row->infinite()) flags_ |= kHardTarget;
+  }
+
+  void weigh(Row* row, const Filters& filters) {
+    if (!row->empty()) row->weigh(filters, threads_);
+  }
+
+  void read_and_weigh(Row* row, int64_t node) {
+    read(row, node);
+    if (!greedy_) weigh(row, filters_);
+  }
+
+  bool read_draft(DraftRow* q, int64_t j, const Filters& filters) {
+    if (q->read(call_.drafts, start_ + j, token(j), filters, threads_)) return true;
+    flags_ |= kBadDraft;
     return false;
   }
 
-  void read(Row& row) {
-    row.read(target(), threads_);
-    if (row.nan() || row.infinite()) flags_ |= kHardTarget;
+  double logit(const Row& row, int64_t node, int64_t id) const {  // by the rules for hard inputs
+    const float l = source(node)[id];
+    const bool candidate = row.infinite() ? id == row.argmax() : l == l;
+    return candidate ? l : -INFINITY;
   }
 
-  // Draws the last token from the residual, or from p where there is none or nothing left in it.
-  void last(const Residual* residual) {
-    const Row& row = scratch().row;
-    if (row.empty()) return emit(-1);
-    const bool plain = drafts_ == 0 || call_.draft_tokens[start_] < 0;
-    const Noise noise{seed_, position_, plain ? Stream::kPlain : Stream::kLast, static_cast<uint32_t>(emitted_)};
-    int64_t id = residual ? draw(*residual, noise) : -1;
-    if (id < 0) id = draw(RowWeights(row), noise);
-    emit(id);
-  }
+  double logprob(const Row& row, int64_t id) const { return call_.logprobs ? row.log_softmax(id) : 0.0; }
 
-  void emit(int64_t id) {
-    if (id < 0) {
-      flags_ |= kNoCandidate;
-      return;
-    }
-    tokens_[emitted_] = id;
-    if (logprobs_) logprobs_[emitted_] = static_cast<float>(scratch().row.log_softmax(id));
+  // -- outputs
+
+  void emit(int64_t id, double logprob) {
+    call_.tokens[b_ * call_.width + emitted_] = id;
+    if (call_.logprobs) call_.logprobs[b_ * call_.width + emitted_] = static_cast<float>(logprob);
     ++emitted_;
+  }
+
+  void accept(int64_t j, double logprob) {
+    if (call_.path) call_.path[b_ * (call_.width - 1) + accepted_] = static_cast<int32_t>(j);
+    ++accepted_;
+    emit(token(j), logprob);
+  }
+
+  void no_candidate() { flags_ |= kNoCandidate; }
+
+  // The last token: a greedy request's argmax, else one drawn from what is left of the row.
+  void last(const Row& row, Residual* left) {
+    if (row.empty()) return no_candidate();
+    int64_t id;
+    if (greedy_) {
+      id = row.argmax();
+    } else {
+      const Noise noise{seed_, position_, plain_ ? Stream::kPlain : Stream::kLast, static_cast<uint32_t>(accepted_)};
+      id = draw(*left, noise);
+      if (id < 0) {
+        left->total();
+        id = draw(*left, noise);
+      }
+    }
+    emit(id, logprob(row, id));
+  }
+
+  void finish() {
+    call_.num_accepted[b_] = static_cast<int32_t>(accepted_);
+    call_.flags[b_] = flags_;
+    for (int64_t i = emitted_; i < call_.width; ++i) {
+      call_.tokens[b_ * call_.width + i] = -1;
+      if (call_.logprobs) call_.logprobs[b_ * call_.width + i] = NAN;
+    }
+    for (int64_t i = accepted_; call_.path && i < call_.width - 1; ++i) call_.path[b_ * (call_.width - 1) + i] = -1;
   }
 
   const VerifyCall& call_;
   const int64_t b_;
   const int threads_;
-  const int64_t start_, drafts_;
+  const int64_t start_, count_;
   const Filters filters_;
   const bool greedy_;
-  int64_t* const tokens_;
-  float* const logprobs_;
   uint64_t seed_ = 0, position_ = 0;
-  int64_t emitted_ = 0;
-  int32_t accepted_ = 0, flags_ = 0;
-};
+  bool plain_ = false;
+  int64_t emitted_ = 0, accepted_ = 0;
+  int32_t flags_ = 0;
 
-// Threads share out the requests, or, if there are fewer requests than threads, the ids of each row.
-template <class F>
-void over_requests(int threads, int64_t requests, int64_t vocabulary, F&& one) {
-  if (vocabulary * requests < kInlineIds) threads = 1;
-  if (requests < threads) {
-    const IeeeMode mode;
-    for (int64_t b = 0; b < requests; ++b) one(b, threads);
-    return;
+  struct Memory {
+    std::vector<Node> nodes;
+    std::vector<int64_t> path;
+    Row row;
+    Residual left;
+  };
+  static Memory& memory() {
+    thread_local Memory m;
+    return m;
   }
-  parallel_for(threads, requests, std::max<int64_t>(1, kInlineIds / vocabulary), [&](int64_t begin, int64_t end) {
-    const IeeeMode mode;
-    for (int64_t b = begin; b < end; ++b) one(b, 1);
-  });
-}
+  std::vector<Node>& nodes_ = memory().nodes;
+  std::vector<int64_t>& path_ = memory().path;
+  Row& row_ = memory().row;
+  Residual& left_ = memory().left;
+};
 
 }  // namespace
 
@@ -228,31 +412,7 @@ int64_t longest_chain(const int32_t* cu_drafts, int64_t requests, const int64_t*
 }
 
 void verify(const VerifyCall& call, int threads) {
-  over_requests(threads, call.requests, call.target.columns, [&](int64_t b, int t) { Request(call, b, t).run(); });
-}
-
-void sample(const SampleCall& call, int threads) {
-  over_requests(threads, call.requests, call.logits.columns, [&](int64_t b, int t) {
-    const Filters filters = call.sampling.filters(b);
-    const bool greedy = filters.temperature == 0.0f;
-    Row& row = scratch().row;
-    bool hard;
-    int64_t id = -1;
-    if (greedy && !call.logprobs) {
-      id = row_argmax(call.logits[b], t, &hard);
-    } else {
-      row.read(call.logits[b], t);
-      if (!row.empty() && greedy) id = row.argmax();
-      if (!row.empty() && !greedy) {
-        row.weigh(filters, t);
-        id = draw(RowWeights(row),
-                  Noise{static_cast<uint64_t>(call.sampling.seed[b]), static_cast<uint64_t>(call.sampling.position[b]),
-                        static_cast<Stream>(call.stream), static_cast<uint32_t>(call.index[b])});
-      }
-    }
-    call.tokens[b] = id;
-    if (call.logprobs) call.logprobs[b] = id < 0 ? NAN : static_cast<float>(row.log_softmax(id));
-  });
+  over_requests(threads, call.requests, call.target.columns, [&](int64_t b, int t) { Judge(call, b, t).run(); });
 }
 
 }  // namespace sk

@@ -1,4 +1,4 @@
-// Verification of drafts and sampling on the CPU; specdec_kernels/reference/verify.py says what they compute.
+// Verification of drafts and sampling on the CPU; specdec_kernels/reference/ says what they compute.
 #pragma once
 #include <cstdint>
 
@@ -39,16 +39,33 @@ struct Sampling {
 int64_t longest_chain(const int32_t* cu_drafts, int64_t requests, const int64_t* draft_tokens, int64_t drafts,
                       int64_t vocabulary);
 
+// Where drafts come from.
+struct Drafts {
+  Rows rows;  // data null: every draft is a point mass
+  bool are_logits;
+  const int32_t* ids;  // the columns' ids, or null
+  const bool* kind;    // which drafts are point masses all the same, or null
+};
+
+enum class Rule { kToken, kBlock, kTypical, kThreshold };  // kBlock: traversal, in a tree
+
+struct Judging {
+  Rule rule;
+  PerRequest<float> theta;
+  float eps, delta;
+};
+
+// Trees of drafts. The root's row is that of the request's first token, node j's the j-th after it.
 struct VerifyCall {
   int64_t requests, width;
   Rows target;
-  const int64_t* draft_tokens;
-  const int32_t* cu_drafts;
-  Rows drafts;  // data null: every draft is a point mass
-  bool drafts_are_logits;
-  const int32_t* draft_ids;  // or null
-  const bool* draft_kind;    // or null
+  const int64_t* node_tokens;  // -1: not there, nor what is below
+  const int32_t* parents;      // inside the request, -1 the root; null: each node is the child of the one before
+  const int32_t* cu_nodes;
+  Drafts drafts;
   Sampling sampling;
+  Judging judging;
+  int32_t* path;          // [requests, width - 1] or null
   int64_t* tokens;        // [requests, width]
   int32_t* num_accepted;  // [requests]
   float* logprobs;        // [requests, width] or null

@@ -14,7 +14,7 @@ from .quantize import (
 from .linear import linear_f32, linear_int8, pack_int8, rows_int8
 
 # verify family
-from .verify import sample, verify
+from .verify import sample, verify, verify_tree
 
 # attention family
 from .attention import attend_int8, rope_write_kv_int8

@@ -34,9 +34,19 @@ struct Noise {
   }
 };
 
+// Coin i of the round, in [0, 1).
+SK_HD double coin(uint64_t seed, uint64_t position, uint32_t i) { return uniform(seed, position, Stream::kCoin, i, 0); }
+
 // The token rule (Leviathan et al. 2211.17192): with the round's coin i, accept iff u*q < p.
 SK_HD bool accept_token(uint64_t seed, uint64_t position, uint32_t i, double q, double p) {
-  return uniform(seed, position, Stream::kCoin, i, 0) * q < p;
+  return coin(seed, position, i) * q < p;
+}
+
+// Block and traversal verification (Sun et al. 2403.10444, 2505.12398): with what chance h = S/(S + 1 - r), S = sum
+// max(r*p - q, 0), drafts that could go on end here. Never above r.
+SK_HD double block_chance(double s, double r) {
+  const double all = s + (1.0 - r);
+  return all > 0.0 ? s / all : 1.0;
 }
 
 SK_HD double exponential(double u) { return -log1p(-u); }
