@@ -102,6 +102,36 @@ def verify():
             ids = torch.arange(0, vocab, 2, dtype=torch.int32)
             probs = torch.softmax(floats(4, len(ids), hostile=False), 1)
             sk.verify(logits, drafts, cu, draft_probs=probs, draft_ids=ids, return_logprobs=True, **filters, **common)
+    verify_rules()
+
+
+def verify_rules():
+    cu = torch.tensor([0, 0, 3, 4], dtype=torch.int32)
+    keys = {"seed": torch.tensor([1, -(2**63), 2**63 - 1]), "position": torch.tensor([0, 5, 2**62])}
+    for dtype in FLOATS:
+        for vocab in (1, 63, 65, 1000):
+            logits, drafts = floats(7, vocab, dtype=dtype), torch.randint(0, vocab, (4,))
+            q = floats(4, vocab, hostile=False)
+            for rule in ("token", "block", "typical", "threshold"):
+                options = {"rule": rule, "theta": 0.5, "return_logprobs": True, **keys}
+                sk.verify(logits, drafts, cu, **options)
+                sk.verify(logits, drafts, cu, draft_logits=q, top_k=40, **options)
+                sk.verify(logits, drafts, cu, draft_probs=q.softmax(1), temperature=torch.tensor([0, 1, 2]), **options)
+
+
+def verify_tree():
+    cu = torch.tensor([0, 0, 7, 9], dtype=torch.int32)
+    parents = torch.tensor([-1, 0, 0, -1, 3, 3, 1, -1, -1], dtype=torch.int32)
+    keys = {"seed": torch.tensor([1, -(2**63), 2**63 - 1]), "position": torch.tensor([0, 5, 2**62])}
+    for dtype in FLOATS:
+        for vocab in (2, 63, 65, 1000):
+            logits, q = floats(12, vocab, dtype=dtype), floats(9, vocab, hostile=False).softmax(1)
+            tokens = torch.tensor([0, 0, vocab - 1, vocab - 1, 0, 1, -1, 1, 0])
+            for rule in ("token", "traversal", "typical", "threshold"):
+                options = {"rule": rule, "theta": 0.5, "return_logprobs": True, **keys}
+                sk.verify_tree(logits, tokens, parents, cu, **options)
+                sk.verify_tree(logits, tokens, parents, cu, draft_probs=q, top_p=0.9, **options)
+                sk.verify_tree(logits, tokens, parents, cu, draft_probs=q.to(dtype), temperature=0, **options)
 
 
 def sample():
@@ -134,6 +164,7 @@ CALLS = {
     "rope_write_kv_int8": attention,
     "attend_int8": attention,
     "verify": verify,
+    "verify_tree": verify_tree,
     "sample": sample,
     "dequantize_ggml": dequantize_ggml,
 }

@@ -10,7 +10,7 @@ import torch
 import specdec_kernels as sk
 import specdec_kernels.reference.sample
 from specdec_kernels.reference.philox import uniform
-from verify_cases import BACKENDS, FEW_BACKENDS, captured, keys, random_call, running
+from verify_cases import BACKENDS, FEW_BACKENDS, captured, keys, random_call, running, sampling
 
 reference = sys.modules["specdec_kernels.reference.sample"]
 
@@ -83,7 +83,7 @@ def test_backends_agree():
     for number in range(5000, 5080):
         target, _, _, options = random_call(number)
         rows = target[: len(options["seed"])]
-        options = {k: v for k, v in options.items() if not k.startswith("draft")}
+        options = sampling(options)
         with running("reference"):
             expected, arguments = captured(sk.sample, rows, **options)
         for backend in BACKENDS[1:]:

@@ -1,4 +1,4 @@
-"""What the tests of verify and sample share: backends to run on, requests built from lists, random calls."""
+"""What tests of verify, verify_tree and sample share: backends to run on, requests built from lists, random calls."""
 
 import contextlib
 import itertools
@@ -9,6 +9,8 @@ import torch
 import specdec_kernels as sk
 from instruction_sets import ISAS
 from specdec_kernels import native, registry
+from specdec_kernels.verify import RULES
+from specdec_kernels.verify_tree import RULES as TREE_RULES
 
 BACKENDS = ["reference", *(f"{isa}-{threads}" for isa in ISAS for threads in (1, 2))]
 FEW_BACKENDS = [*BACKENDS[:2], *BACKENDS[2:][-1:]]  # where every case of a long list runs
@@ -91,38 +93,20 @@ def captured(operation, *args, **options):
 
 def same(a, b):
     """Two verdicts agree: everything exactly, logprobs to rounding."""
-    return (
-        torch.equal(a.tokens, b.tokens)
-        and torch.equal(a.num_accepted, b.num_accepted)
-        and torch.equal(a.flags, b.flags)
-        and (a.logprobs is None or torch.allclose(a.logprobs, b.logprobs, rtol=1e-6, atol=1e-6, equal_nan=True))
+    return all(torch.equal(getattr(a, name), getattr(b, name)) for name in a._fields if name != "logprobs") and (
+        a.logprobs is None or torch.allclose(a.logprobs, b.logprobs, rtol=1e-6, atol=1e-6, equal_nan=True)
     )
 
 
-def random_call(number):
+def random_call(number, rule=None):
     """A call of verify() with everything in it: (target_logits, draft_tokens, cu_drafts, options)."""
     rng = random.Random(number)
     generator = torch.Generator().manual_seed(number)
     requests, vocabulary = rng.choice([1, 1, 2, 3, 5]), rng.choice([1, 2, 5, 63, 64, 65, 200, 1000, 4097])
     counts = [rng.choice([0, 1, 2, 3, 4]) for _ in range(requests)]
     drafts, rows = sum(counts), sum(counts) + requests
-    target = torch.randn(rows, vocabulary, generator=generator) * rng.choice([0.3, 1, 3, 10])
-    if rng.random() < 0.3:
-        target = target.round()  # many ties
-    target = _hard(rng, target.to(rng.choice([torch.float32, torch.float16, torch.bfloat16])))
-
-    def parameter(values, dtype):
-        return rng.choice(values) if rng.random() < 0.5 else torch.tensor(rng.choices(values, k=requests), dtype=dtype)
-
-    options = {
-        "temperature": parameter([0.0, 0.3, 0.7, 1.0, 2.0, 1e-6], torch.float32),
-        "top_k": parameter([0, 1, 3, 50, vocabulary], torch.int32),
-        "top_p": parameter([1.0, 0.9, 0.5, 0.1, 0.0], torch.float32),
-        "min_p": parameter([0.0, 0.05, 0.5, 1.0], torch.float32),
-        "seed": torch.randint(-(2**62), 2**62, (requests,), generator=generator),
-        "position": torch.randint(0, 2**40, (requests,), generator=generator),
-        "return_logprobs": rng.random() < 0.5,
-    }
+    target = _target_rows(rng, generator, rows, vocabulary)
+    options = _options(rng, generator, requests, vocabulary)
     bonus = set(bounds([k + 1 for k in counts])[1:].sub(1).tolist())
     judged = target[[r for r in range(rows) if r not in bonus]].float().nan_to_num(-5, 5, -5)
     form = rng.choice(["point", "draft_logits", "draft_probs"]) if drafts else "point"
@@ -141,7 +125,80 @@ def random_call(number):
     for i in range(drafts):
         if rng.random() < 0.15:
             tokens[i] = rng.choice([-1, rng.randrange(vocabulary)])
-    return target, tokens, bounds(counts), options
+    return target, tokens, bounds(counts), _with_rule(rng, options, requests, rule, RULES)
+
+
+def random_tree_call(number, rule=None):
+    """A call of verify_tree(): (target_logits, tree_tokens, parents, cu_nodes, options)."""
+    rng = random.Random(number)
+    generator = torch.Generator().manual_seed(number)
+    requests, vocabulary = rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 5, 63, 64, 65, 200, 1000, 4097])
+    counts = [rng.choice([0, 1, 3, 6, 9]) for _ in range(requests)]
+    cu, target = bounds(counts), _target_rows(rng, generator, sum(counts) + requests, vocabulary)
+    options = _options(rng, generator, requests, vocabulary)
+    tokens, parents = torch.zeros(sum(counts), dtype=torch.int64), torch.zeros(sum(counts), dtype=torch.int64)
+    drawn = torch.empty(sum(counts), vocabulary)
+    for b, start in enumerate(cu[:-1].tolist()):
+        kids = {}
+        for j in range(counts[b]):  # bushy, or long
+            parent = rng.choice([-1, j - 1, j - 1, rng.randrange(-1, j)])
+            parents[start + j] = parent
+            kids.setdefault(parent, []).append(start + j)
+        for parent, mine in kids.items():
+            row = target[start + b + 1 + parent].float().nan_to_num(-5, 5, -5)
+            q = _draft_rows(rng, generator, row).softmax(0)
+            for j in mine[vocabulary:]:
+                tokens[j] = -1
+            mine = mine[:vocabulary]
+            drawn[kids[parent]] = q
+            tokens[mine] = (q + 1e-30).multinomial(len(mine), generator=generator)
+            for j in mine:
+                other = rng.choice([-1, rng.randrange(vocabulary)])
+                if rng.random() < 0.1 and (other < 0 or other not in tokens[mine]):
+                    tokens[j] = other
+    if len(tokens) and rng.random() < 0.6:
+        dtype = rng.choice([torch.float32, torch.bfloat16])
+        options["draft_probs"] = _hard(rng, drawn.to(dtype), (torch.nan, torch.inf, -0.1, 0.0))
+    return target, tokens, parents.int(), cu, _with_rule(rng, options, requests, rule, TREE_RULES)
+
+
+def _target_rows(rng, generator, rows, vocabulary):
+    target = torch.randn(rows, vocabulary, generator=generator) * rng.choice([0.3, 1, 3, 10])
+    if rng.random() < 0.3:
+        target = target.round()  # many ties
+    return _hard(rng, target.to(rng.choice([torch.float32, torch.float16, torch.bfloat16])))
+
+
+def _parameter(rng, requests, values, dtype=torch.float32):
+    """One value for all, or one each."""
+    return rng.choice(values) if rng.random() < 0.5 else torch.tensor(rng.choices(values, k=requests), dtype=dtype)
+
+
+def _options(rng, generator, requests, vocabulary):
+    return {
+        "temperature": _parameter(rng, requests, [0.0, 0.3, 0.7, 1.0, 2.0, 1e-6]),
+        "top_k": _parameter(rng, requests, [0, 1, 3, 50, vocabulary], torch.int32),
+        "top_p": _parameter(rng, requests, [1.0, 0.9, 0.5, 0.1, 0.0]),
+        "min_p": _parameter(rng, requests, [0.0, 0.05, 0.5, 1.0]),
+        "seed": torch.randint(-(2**62), 2**62, (requests,), generator=generator),
+        "position": torch.randint(0, 2**40, (requests,), generator=generator),
+        "return_logprobs": rng.random() < 0.5,
+    }
+
+
+def _with_rule(rng, options, requests, rule, rules):
+    options["rule"] = rule or rng.choice(rules)
+    if options["rule"] == "threshold":
+        options["theta"] = _parameter(rng, requests, [0.0, 0.2, 0.7, 1.0, 3.0])
+    if options["rule"] == "typical" and rng.random() < 0.7:
+        options["typical"] = rng.choice([0.0, 0.01, 0.3, 1.0]), rng.choice([0.0, 0.1, 1.0, 10.0])
+    return options
+
+
+def sampling(options):
+    """Of a call's options those that sample() has, too."""
+    others = ("draft", "rule", "theta", "typical")
+    return {name: value for name, value in options.items() if not name.startswith(others)}
 
 
 def _hard(rng, x, values=(torch.nan, torch.inf, -torch.inf)):
