@@ -1,17 +1,17 @@
 // Weights of logits and their sums; row_kernels.cpp includes this after row_kernels.inl.
 
 // 2^t for t = max(d, low) * scale <= 0: with n an integer near t, 2^(t - n) from a polynomial of degree 5 (minimax,
-// 9e-8), times 2^n.
+// 9e-8; 2^0 is 1), times 2^n.
 inline Floats weights_of(Floats d, const FloatWeights& w) {
   const Floats zero{};
   d = larger(d, zero + w.low);  // also for NaN
 #if SK_ROW_SCALE
   const Floats t = d * w.scale, f = above_floor(t);
-  Floats p = fused(f, zero + 1.8775768112e-3f, zero + 8.9893396944e-3f);
-  p = fused(p, f, zero + 5.5826317519e-2f);
-  p = fused(p, f, zero + 2.4015361071e-1f);
-  p = fused(p, f, zero + 6.9315308332e-1f);
-  p = fused(p, f, zero + 9.9999994040e-1f);
+  Floats p = fused(f, zero + 1.8689563731e-3f, zero + 9.0148849413e-3f);
+  p = fused(p, f, zero + 5.5799301714e-2f);
+  p = fused(p, f, zero + 2.4016565084e-1f);
+  p = fused(p, f, zero + 6.9315105677e-1f);
+  p = fused(p, f, zero + 1.0f);
   return scaled(p, t);
 #else
   const Floats scale = zero + w.scale, magic = zero + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
