@@ -1,4 +1,4 @@
-"""Rows on which what the kernels leave out could matter: flat tails, groups that were skipped, ties, extreme numbers."""
+"""Rows on which what the kernels leave out could matter: flat tails, skipped groups, ties, extreme numbers."""
 
 import math
 

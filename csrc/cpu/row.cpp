@@ -34,7 +34,7 @@ void Row::read(const Source& source, int threads) {
   empty_ = max_ == -INFINITY;
   point_ = -1;
   if (max_ == INFINITY) {  // from here on, a row with one candidate of logit 0
-    const int64_t g = std::find(top_.begin(), top_.end(), max_) - top_.begin();
+    const int64_t g = first_group(top_, max_);
     point_ = source.first_equal(g * kGroup, max_);
     std::fill(top_.begin(), top_.end(), -INFINITY);
     top_[g] = max_ = 0.0f;
@@ -55,7 +55,7 @@ void Row::load_support(int64_t g, float* l) const {
 
 int64_t Row::argmax() const {
   if (point_ >= 0) return point_;
-  const int64_t g = std::find(top_.begin(), top_.end(), max_) - top_.begin();
+  const int64_t g = first_group(top_, max_);
   return source_.first_equal(g * kGroup, max_);
 }
 

@@ -6,7 +6,6 @@ typedef int32_t Ints __attribute__((vector_size(kBytes)));
 typedef uint32_t Words __attribute__((vector_size(kBytes)));
 typedef double Doubles __attribute__((vector_size(kBytes)));
 typedef int64_t Integers __attribute__((vector_size(kBytes)));
-typedef uint64_t Longs __attribute__((vector_size(kBytes)));
 typedef float HalfFloats __attribute__((vector_size(kBytes / 2)));
 constexpr int kFloats = kBytes / 4, kDoubles = kBytes / 8;
 
@@ -191,7 +190,7 @@ void first_words(uint64_t seed, uint64_t position, uint32_t c2, uint32_t first, 
   uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
   for (int round = 0; round < 10; ++round, k0 += 0x9E3779B9u, k1 += 0xBB67AE85u)
     for (int j = 0; j < kParts; ++j) {
-      const Longs p0 = a[j] * 0xD2511F53u, p1 = c[j] * 0xCD9E8D57u;
+      const Longs p0 = product(a[j], 0xD2511F53u), p1 = product(c[j], 0xCD9E8D57u);
       a[j] = (p1 >> 32) ^ b[j] ^ k0;
       c[j] = (p0 >> 32) ^ d[j] ^ k1;
       b[j] = p1 & 0xffffffffu;

@@ -23,6 +23,8 @@ inline float largest(Floats x) {
 inline float sum(Floats x) { return (x[0] + x[2]) + (x[1] + x[3]); }
 inline Floats fold16(const Floats* s) { return (s[0] + s[2]) + (s[1] + s[3]); }
 typedef int32_t Mask __attribute__((vector_size(kBytes)));
+typedef uint64_t Longs __attribute__((vector_size(kBytes)));
+inline Longs product(Longs a, uint32_t b) { return a * b; }  // a < 2^32
 inline Mask unordered(Floats a, Floats b) { return (a != a) | (b != b); }
 inline Mask equal(Floats a, Floats b) { return a == b; }
 inline Mask within(Floats x, Floats low, Floats high) { return (x >= low) & (x <= high); }
@@ -74,6 +76,10 @@ inline float sum(Floats x) {
 }
 inline Floats fold16(const Floats* s) { return s[0] + s[1]; }
 typedef int32_t Mask __attribute__((vector_size(kBytes)));
+typedef uint64_t Longs __attribute__((vector_size(kBytes)));
+inline Longs product(Longs a, uint32_t b) {
+  return reinterpret_cast<Longs>(_mm256_mul_epu32(reinterpret_cast<__m256i>(a), _mm256_set1_epi64x(b)));
+}
 inline Mask unordered(Floats a, Floats b) { return reinterpret_cast<Mask>(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)); }
 inline Mask equal(Floats a, Floats b) { return reinterpret_cast<Mask>(_mm256_cmp_ps(a, b, _CMP_EQ_OQ)); }
 inline Mask within(Floats x, Floats low, Floats high) {
@@ -128,6 +134,10 @@ inline float sum(Floats x) {
 }
 inline Floats fold16(const Floats* s) { return *s; }
 typedef __mmask16 Mask;
+typedef uint64_t Longs __attribute__((vector_size(kBytes)));
+inline Longs product(Longs a, uint32_t b) {
+  return reinterpret_cast<Longs>(_mm512_mul_epu32(reinterpret_cast<__m512i>(a), _mm512_set1_epi64(b)));
+}
 inline Mask unordered(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q); }
 inline Mask equal(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 inline Mask within(Floats x, Floats low, Floats high) {

@@ -10,7 +10,6 @@
 namespace sk {
 namespace {
 
-constexpr int64_t kScanBlock = 2048;    // ids per maximum when only the argmax is wanted
 constexpr int64_t kShareOfRow = 16384;  // ids that are worth a thread
 
 }  // namespace
@@ -65,6 +64,10 @@ bool Source::block_tops(int64_t block, float* out, int threads) const {
   return nan;
 }
 
+int64_t first_group(const std::vector<float>& tops, float value) {
+  return row_kernels(Dtype::kF32).find(tops.data(), static_cast<int64_t>(tops.size()), value);
+}
+
 float largest(const std::vector<float>& x) {
   float top;
   const int64_t n = static_cast<int64_t>(x.size());
@@ -74,11 +77,11 @@ float largest(const std::vector<float>& x) {
 
 int64_t row_argmax(const Source& source, int threads, bool* hard) {
   thread_local std::vector<float> tops;
-  tops.resize((source.size + kScanBlock - 1) / kScanBlock);
-  const bool nan = source.block_tops(kScanBlock, tops.data(), threads);
-  const auto best = std::max_element(tops.begin(), tops.end());
-  *hard = nan || *best == INFINITY;
-  return *best == -INFINITY ? -1 : source.first_equal((best - tops.begin()) * kScanBlock, *best);
+  tops.resize(source.groups());
+  const bool nan = source.block_tops(kGroup, tops.data(), threads);
+  const float best = largest(tops);
+  *hard = nan || best == INFINITY;
+  return best == -INFINITY ? -1 : source.first_equal(first_group(tops, best) * kGroup, best);
 }
 
 }  // namespace sk

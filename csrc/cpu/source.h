@@ -23,7 +23,8 @@ struct Source {
   bool block_tops(int64_t block, float* out, int threads) const;
 };
 
-float largest(const std::vector<float>& x);  // of numbers
+float largest(const std::vector<float>& x);
+int64_t first_group(const std::vector<float>& tops, float value);  // the first whose largest entry is the value
 
 // The lowest id among the largest entries, NaN and -inf never, -1 without a candidate; *hard = NaN or +inf was met.
 int64_t row_argmax(const Source& source, int threads, bool* hard);
