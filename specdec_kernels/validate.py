@@ -42,7 +42,7 @@ def tensor(name, value, dtypes, ndim=None, device=None):
 def vector(name, value, dtypes, length, device):
     """Refuses anything but a plain tensor [length] with one of ``dtypes``, on ``device``."""
     tensor(name, value, dtypes, 1, device)
-    if value.shape[0] != length:
+    if value.numel() != length:
         raise ValueError(f"{name}: expected shape [{length}], got {list(value.shape)}")
     return value
 
@@ -73,8 +73,9 @@ def shape(name, value, expected):
 
 def rows(name, value):
     """Refuses a tensor whose last dimension is strided; rows may be any distance apart."""
-    if value.dim() and value.stride(-1) != 1 and value.shape[-1] > 1:
-        raise ValueError(f"{name}: expected a contiguous last dimension, got strides {list(value.stride())}")
+    strides = value.stride()
+    if strides and strides[-1] != 1 and value.shape[-1] > 1:
+        raise ValueError(f"{name}: expected a contiguous last dimension, got strides {list(strides)}")
     return value
 
 

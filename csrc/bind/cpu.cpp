@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,25 @@
 #include "cpu/verify.h"
 #include "sk/numerics.h"
 #include "sk/philox.h"
+
+// A parameter arrives as a number for all requests, or as (address,) of one value per request.
+template <class T>
+struct pybind11::detail::type_caster<sk::PerRequest<T>> {
+  PYBIND11_TYPE_CASTER(sk::PerRequest<T>, const_name("number | tuple[int]"));
+  bool load(handle source, bool) {
+    PyObject* const object = source.ptr();
+    if (PyTuple_Check(object) && PyTuple_GET_SIZE(object) == 1) {
+      value.each = reinterpret_cast<const T*>(PyLong_AsSize_t(PyTuple_GET_ITEM(object, 0)));
+    } else if (std::is_integral<T>::value) {
+      value.all = static_cast<T>(PyLong_AsLong(object));
+    } else {
+      value.all = static_cast<T>(PyFloat_AsDouble(object));
+    }
+    if (PyErr_Occurred() == nullptr) return true;
+    PyErr_Clear();
+    return false;
+  }
+};
 
 namespace py = pybind11;
 using release_gil = py::call_guard<py::gil_scoped_release>;
@@ -217,26 +237,19 @@ sk::Rows rows(uintptr_t address, int dtype, int64_t columns, int64_t stride) {
   return {pointer<const void>(address), static_cast<sk::Dtype>(dtype), columns, stride};
 }
 
-// A parameter arrives as (address, number): the address of one value per request, or 0 and the number for all.
-using FloatParameter = std::pair<uintptr_t, float>;
-using IntParameter = std::pair<uintptr_t, int32_t>;
-
-template <class T>
-sk::PerRequest<T> per_request(const std::pair<uintptr_t, T>& p) {
-  return {pointer<const T>(p.first), p.second};
-}
+using FloatParameter = sk::PerRequest<float>;
+using IntParameter = sk::PerRequest<int32_t>;
 
 sk::Sampling sampling(FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p,
                       uintptr_t seed, uintptr_t position, int64_t requests) {
-  require(requests == 0 || (temperature.first == 0 && temperature.second == 0.0f) || (seed != 0 && position != 0),
+  require(requests == 0 || (temperature.each == nullptr && temperature.all == 0.0f) || (seed != 0 && position != 0),
           "seed and position are needed for a random request");
-  return {per_request(temperature), per_request(top_k),           per_request(top_p),
-          per_request(min_p),       pointer<const int64_t>(seed), pointer<const int64_t>(position)};
+  return {temperature, top_k, top_p, min_p, pointer<const int64_t>(seed), pointer<const int64_t>(position)};
 }
 
 sk::Judging judging(int rule, FloatParameter theta, float eps, float delta) {
   require(rule >= 0 && rule <= static_cast<int>(sk::Rule::kThreshold), "rule: out of range");
-  return {static_cast<sk::Rule>(rule), per_request(theta), eps, delta};
+  return {static_cast<sk::Rule>(rule), theta, eps, delta};
 }
 
 void bind_verify(py::module_& m) {
@@ -281,7 +294,7 @@ void bind_verify(py::module_& m) {
                               rows(logits, dtype, vocabulary, stride),
                               sampling(temperature, top_k, top_p, min_p, seed, position, requests),
                               static_cast<uint32_t>(stream),
-                              per_request(index),
+                              index,
                               pointer<int64_t>(tokens),
                               pointer<float>(logprobs)};
           const py::gil_scoped_release free_gil;

@@ -9,8 +9,8 @@ namespace sk {
 // One number for all requests, or one each.
 template <class T>
 struct PerRequest {
-  const T* each;
-  T all;
+  const T* each = nullptr;
+  T all = 0;
   T operator[](int64_t b) const { return each != nullptr ? each[b] : all; }
 };
 

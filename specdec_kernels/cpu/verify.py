@@ -1,6 +1,6 @@
 """verify, verify_tree and sample on the CPU: addresses, sizes and strides for the C++ kernels."""
 
-import torch
+from torch import Tensor
 
 from ..native import DTYPE_CODE, cpu, not_recordable, threads
 
@@ -13,8 +13,8 @@ def _rows(rows):
 
 
 def _parameter(value):
-    """(address, 0) of a tensor with one value per request, or (0, number)."""
-    return (value.data_ptr(), 0) if isinstance(value, torch.Tensor) else (0, value)
+    """A number, or (address,) of a tensor with one value per request."""
+    return (value.data_ptr(),) if type(value) is Tensor else value
 
 
 def _address(tensor):
