@@ -199,3 +199,12 @@ def test_several_python_threads_at_once(backend):
 def running_backend(name):
     """The backend alone: instruction set and threads belong to the process and are set already."""
     return sk.use_backend("reference" if name == "reference" else "cpu")
+
+
+def test_frozen_parameters_are_tensors_too():
+    rows, frozen = torch.randn(4, 30), lambda *values: torch.nn.Parameter(torch.tensor(values), requires_grad=False)
+    plain = judge(
+        [rows[:2], rows[2:]], [[1], [2]], temperature=torch.tensor([0.5, 2.0]), top_p=torch.tensor([0.9, 1.0])
+    )
+    ours = judge([rows[:2], rows[2:]], [[1], [2]], temperature=frozen(0.5, 2.0), top_p=frozen(0.9, 1.0))
+    assert same(ours, plain)

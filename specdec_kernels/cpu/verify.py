@@ -1,7 +1,5 @@
 """verify, verify_tree and sample on the CPU: addresses, sizes and strides for the C++ kernels."""
 
-from torch import Tensor
-
 from ..native import DTYPE_CODE, cpu, not_recordable, threads
 
 
@@ -14,7 +12,7 @@ def _rows(rows):
 
 def _parameter(value):
     """A number, or (address,) of a tensor with one value per request."""
-    return (value.data_ptr(),) if type(value) is Tensor else value
+    return value if type(value) in (float, int) else (value.data_ptr(),)
 
 
 def _address(tensor):
