@@ -1,5 +1,6 @@
 """Builds the GPU module for the CPU emulator (tests/emu) with g++, and configures it."""
 
+import contextlib
 import ctypes
 import functools
 import importlib.util
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from specdec_kernels import gpu, registry
+
 ROOT = Path(__file__).resolve().parent.parent
 EMU = ROOT / "tests" / "emu"
 FLAGS = ["-std=c++17", "-O1", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w", "-DSK_EMULATOR", f"-I{EMU}"]
+FLAGS += ["-U_FORTIFY_SOURCE"]  # which takes a jump between fibers for an error
 ORDERS = {"forward": 0, "reverse": 1, "random": 2}
 
 
@@ -69,3 +73,24 @@ def compiled():
 def configure(library, wave, order, seed=1):
     """``library``: what ctypes.CDLL made of a library that build() made."""
     library.simt_configure(wave, ORDERS[order], seed)
+
+
+@contextlib.contextmanager
+def serving(wave, order, chunks=-1, seed=1):
+    """The public functions run CPU tensors on the emulated GPU module; ``chunks`` as in specdec_kernels/gpu/verify.py."""
+    module = compiled()
+    configure(ctypes.CDLL(module.__file__), wave, order, seed)
+    operations = gpu.operations(module, lambda tensor: (0, 0))
+    keys = [registry._key(name, "cpu") for name in operations]
+    before, plan = [registry._chosen.get(key) for key in keys], gpu.verify.CHUNKS
+    try:
+        gpu.verify.CHUNKS = chunks
+        registry._chosen.update((key, (("emulator", f),)) for key, f in zip(keys, operations.values(), strict=True))
+        yield
+    finally:
+        gpu.verify.CHUNKS = plan
+        for key, chosen in zip(keys, before, strict=True):
+            if chosen is None:
+                registry._chosen.pop(key, None)
+            else:
+                registry._chosen[key] = chosen

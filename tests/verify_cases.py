@@ -6,6 +6,7 @@ import random
 
 import torch
 
+import emulator
 import specdec_kernels as sk
 from instruction_sets import ISAS
 from specdec_kernels import native, registry
@@ -13,15 +14,21 @@ from specdec_kernels.verify import RULES
 from specdec_kernels.verify_tree import RULES as TREE_RULES
 
 BACKENDS = ["reference", *(f"{isa}-{threads}" for isa in ISAS for threads in (1, 2))]
-FEW_BACKENDS = [*BACKENDS[:2], *BACKENDS[2:][-1:]]  # where every case of a long list runs
-MANY = {"reference": 300}  # how many requests a statistical test can afford
+EMULATED = "emu-32-random-0"  # the GPU kernels on the emulator: wave, run order, chunks of a row (gpu/verify.py)
+FEW_BACKENDS = [*BACKENDS[:2], *BACKENDS[2:][-1:], EMULATED]  # where every case of a long list runs
+MANY = {"reference": 300, EMULATED: 100}  # how many requests a statistical test can afford
 
 
 @contextlib.contextmanager
 def running(backend):
-    """Everything inside runs on ``reference``, or on the cpu backend as ``isa-threads``."""
+    """Everything inside runs on ``reference``, on the cpu backend as ``isa-threads``, or on ``emu-wave-order-chunks``."""
     if backend == "reference":
         with sk.use_backend("reference"):
+            yield
+        return
+    if backend.startswith("emu-"):
+        _, wave, order, chunks = backend.split("-")
+        with emulator.serving(int(wave), order, int(chunks)):
             yield
         return
     isa, threads = backend.split("-")

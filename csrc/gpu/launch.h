@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "sk/numerics.h"
+#include "sk/philox.h"
 
 namespace sk::gpu {
 
@@ -42,6 +43,67 @@ struct DequantizeInt8 {
   void* out;
   int64_t out_stride;
 };
+
+// One number for all requests, or one each. The number is a double, whatever T is: a choice between two floats would
+// become one between two addresses, and make clang put the first one into local memory.
+template <class T>
+struct PerRequest {
+  const T* each;
+  double all;
+  SK_HD T operator[](int64_t b) const { return each != nullptr ? each[b] : static_cast<T>(all); }
+};
+
+struct Rows {
+  const void* data;
+  Dtype dtype;
+  int64_t columns, stride;
+};
+
+struct Sampling {
+  PerRequest<float> temperature;
+  PerRequest<int32_t> top_k;
+  PerRequest<float> top_p, min_p;
+  const int64_t* seed;  // both null if every request is greedy
+  const int64_t* position;
+};
+
+enum class Rule : int32_t { kToken = 0, kBlock = 1, kTypical = 2, kThreshold = 3 };
+
+// How a call is spread over the device, and the memory that it needs. With chunks > 0 a first launch surveys all rows,
+// each split into that many chunks, and the second one has a block per request. With chunks = 0 there is one launch,
+// whose blocks take one request after the other and survey rows as they need them.
+struct Plan {
+  int32_t chunks;
+  int32_t blocks;     // of the launch that judges
+  int64_t workspace;  // bytes
+};
+
+struct Verify {
+  int64_t requests, width, drafts;
+  Rows target;
+  const int64_t* draft_tokens;
+  const int32_t* cu_drafts;  // null: no request has drafts (plain sampling)
+  Rows draft_rows;           // data null: every draft is a point mass
+  bool drafts_are_logits;
+  const int32_t* draft_ids;  // or null
+  const bool* draft_kind;    // or null
+  Sampling sampling;
+  Rule rule;
+  PerRequest<float> theta;
+  float eps, delta;
+  Stream plain;  // what a request without a proposal draws from
+  PerRequest<int32_t> plain_index;
+  int64_t* tokens;        // [requests, width]
+  int32_t* num_accepted;  // [requests] or null
+  float* logprobs;        // [requests, width] or null
+  int32_t* flags;         // [requests] or null
+  Plan plan;
+  void* workspace;
+};
+
+// `chunks` < 0: as many as suit the device.
+Plan plan_verify(int64_t requests, int64_t width, int64_t vocabulary, int64_t draft_columns, int chunks, int device);
+int verify(const Verify& args, int device, void* stream);
 
 // `dtype` is that of the floats; `stream` a native stream handle of `device`.
 int quantize_int8(const QuantizeInt8& args, Dtype dtype, int device, void* stream);

@@ -10,6 +10,7 @@
 // 0xFF, which is NaN as a float), writes beyond a shared array, and hangs (reported with who waits where). What it
 // can't find: anything about the memory model, races inside a wave, or bank conflicts. Blocks run one after another.
 #pragma once
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <algorithm>
@@ -61,7 +62,9 @@ struct Thread {
   Where where{};
   uint64_t given = 0, got = 0;  // of a wave exchange
   int source = 0;               // the lane whose `given` this thread wants
-  ucontext_t context;
+  ucontext_t start;  // of the fiber; from then on it is left and resumed by jumps, which ask the kernel for nothing
+  jmp_buf place;
+  bool started = false;
   std::unique_ptr<char[]> stack{new char[kStack]};
 };
 
@@ -78,12 +81,13 @@ struct Shared {
 struct Block {
   Index index, size, grid;
   std::vector<Thread>* threads = nullptr;
+  std::vector<unsigned> exchanging;  // lanes that wait for an exchange, per wave
   unsigned alive = 0, arrived = 0;
   std::map<const void*, Shared> shared;
   const std::function<void()>* body = nullptr;
   std::exception_ptr error;
   bool released = false;  // a collective has just been completed
-  ucontext_t scheduler;
+  jmp_buf scheduler;
 };
 inline thread_local Block* block = nullptr;
 inline thread_local Thread* self = nullptr;
@@ -91,11 +95,20 @@ inline thread_local Thread* self = nullptr;
 inline unsigned number(const Thread& t) { return static_cast<unsigned>(&t - block->threads->data()); }
 inline int lane() { return static_cast<int>(number(*self)) % config.wave; }
 
+// Lets a fiber run until it waits or is done.
+inline void resume(Thread* thread) {
+  if (_setjmp(block->scheduler) != 0) return;
+  self = thread;
+  if (thread->started) _longjmp(thread->place, 1);
+  thread->started = true;
+  setcontext(&thread->start);
+}
+
 inline void wait(State state, Where where) {
   Thread* me = self;
   me->state = state;
   me->where = where;
-  swapcontext(&me->context, &block->scheduler);
+  if (_setjmp(me->place) == 0) _longjmp(block->scheduler, 1);
 }
 
 inline void open_barrier_if_all_arrived() {
@@ -115,7 +128,7 @@ inline void barrier(Where where) {
   if (me->state == State::kAtBarrier) wait(State::kAtBarrier, where);
 }
 
-// All lanes of the wave take part; the value of lane `source` comes back.
+// All lanes of the wave take part; the value of lane `source` comes back. The last to arrive checks and serves all.
 inline uint64_t exchange(uint64_t given, int source, Where where) {
   Thread* me = self;
   me->given = given;
@@ -123,20 +136,20 @@ inline uint64_t exchange(uint64_t given, int source, Where where) {
   me->state = State::kInWave;
   me->where = where;
   Thread* first = me - lane();
+  unsigned& exchanging = block->exchanging[number(*first) / config.wave];
   const int lanes =
       std::min<int>(config.wave, static_cast<int>(block->threads->data() + block->threads->size() - first));
-  bool all = true;
-  for (Thread* t = first; t < first + lanes; ++t) {
-    if (t->state == State::kDone) throw std::logic_error(where.text() + ": a lane of the wave has returned");
-    if (t->state == State::kInWave && !(t->where == where))
-      throw std::logic_error(where.text() + ": another lane is in a different exchange, in " + t->where.text());
-    all = all && t->state == State::kInWave;
-  }
-  if (!all) {
+  if (exchanging++ == 0)
+    for (Thread* t = first; t < first + lanes; ++t)
+      if (t->state == State::kDone) throw std::logic_error(where.text() + ": a lane of the wave has returned");
+  if (exchanging < static_cast<unsigned>(lanes)) {
     wait(State::kInWave, where);
     return me->got;
   }
+  exchanging = 0;
   for (Thread* t = first; t < first + lanes; ++t) {
+    if (!(t->where == where))
+      throw std::logic_error(where.text() + ": another lane is in a different exchange, in " + t->where.text());
     if (t->source < 0 || t->source >= lanes) throw std::logic_error(where.text() + ": no such lane");
     t->got = first[t->source].given;
   }
@@ -155,6 +168,12 @@ T shuffle_xor(T value, int distance, const char* file = __builtin_FILE(), int li
   return value;
 }
 
+inline bool any_in_wave(bool value, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  for (int distance = config.wave / 2; distance > 0; distance /= 2)
+    value = shuffle_xor(value, distance, file, line) || value;
+  return value;
+}
+
 template <class T>
 T* shared(const void* site, size_t count) {
   const auto found = block->shared.try_emplace(site, count * sizeof(T)).first;
@@ -168,10 +187,11 @@ inline void enter() {
     block->error = std::current_exception();
   }
   self->state = State::kDone;
+  if (!block->error && block->exchanging[number(*self) / config.wave] > 0)
+    block->error = std::make_exception_ptr(std::logic_error("a lane of the wave has returned before an exchange"));
   --block->alive;
   open_barrier_if_all_arrived();
-  swapcontext(&self->context, &block->scheduler);
-  std::abort();
+  _longjmp(block->scheduler, 1);
 }
 
 inline std::string who_waits() {
@@ -191,10 +211,11 @@ inline std::string who_waits() {
 inline void run_block(std::vector<unsigned>& order, std::mt19937& random) {
   for (Thread& t : *block->threads) {
     t.state = State::kRunnable;
-    getcontext(&t.context);
-    t.context.uc_stack = {t.stack.get(), 0, kStack};
-    t.context.uc_link = nullptr;
-    makecontext(&t.context, enter, 0);
+    t.started = false;
+    getcontext(&t.start);
+    t.start.uc_stack = {t.stack.get(), 0, kStack};
+    t.start.uc_link = nullptr;
+    makecontext(&t.start, enter, 0);
   }
   // After each completed collective the search starts again at the front, so that the first waves run as far ahead of
   // the others as the barriers let them.
@@ -203,9 +224,9 @@ inline void run_block(std::vector<unsigned>& order, std::mt19937& random) {
     bool ran = false;
     block->released = false;
     for (unsigned i : order) {
-      self = &(*block->threads)[i];
-      if (self->state != State::kRunnable) continue;
-      swapcontext(&block->scheduler, &self->context);
+      Thread* next = &(*block->threads)[i];
+      if (next->state != State::kRunnable) continue;
+      resume(next);
       ran = true;
       if (block->error) std::rethrow_exception(block->error);
       if (block->released) break;
@@ -230,6 +251,7 @@ inline void launch(unsigned blocks, unsigned threads, const std::function<void()
     state.size = {threads, 1, 1};
     state.grid = {blocks, 1, 1};
     state.threads = &fibers;
+    state.exchanging.assign(threads / config.wave + 1, 0);
     state.alive = threads;
     state.body = &body;
     block = &state;

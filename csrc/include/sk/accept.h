@@ -29,6 +29,7 @@ struct Noise {
   Stream stream;
   uint32_t index;
 
+  SK_HD double race(int64_t group) const { return uniform(seed, position, stream, index, static_cast<uint32_t>(group)); }
   SK_HD double pick(int64_t group) const {
     return uniform(seed, position, stream, index, static_cast<uint32_t>(group) + kPick);
   }

@@ -19,6 +19,13 @@ namespace sk::gpu {
 
 constexpr int kSmallestWave = 32;  // for the size of arrays with one entry per wave
 
+// Threads of a block that serves one request on its own. In the emulator each costs a stack and a switch per barrier.
+#if defined(SK_EMULATOR)
+constexpr int kWideBlock = 128;
+#else
+constexpr int kWideBlock = 512;
+#endif
+
 #if defined(SK_EMULATOR)
 
 using StreamHandle = void*;
@@ -26,7 +33,14 @@ using Error = int;
 constexpr Error kSuccess = 0;
 inline int wave() { return simt::config.wave; }
 inline int host_wave() { return simt::config.wave; }
+using simt::any_in_wave;
 using simt::shuffle_xor;
+inline uint32_t fetch_add(uint32_t* address, uint32_t value) {  // fibers take turns
+  const uint32_t before = *address;
+  *address += value;
+  return before;
+}
+inline int processors(int) { return 4; }
 inline Error last_error() { return kSuccess; }
 inline Error current_device(int* device) { return *device = 0, kSuccess; }
 inline Error set_device(int) { return kSuccess; }
@@ -58,6 +72,7 @@ template <class T>
 __device__ inline T shuffle_xor(T value, int distance) {
   return __shfl_xor(value, distance);
 }
+__device__ inline bool any_in_wave(bool value) { return __any(value); }
 #else
 #define SK_GPU(name) cuda##name
 __device__ constexpr int wave() { return 32; }
@@ -66,7 +81,9 @@ template <class T>
 __device__ inline T shuffle_xor(T value, int distance) {
   return __shfl_xor_sync(0xffffffffu, value, distance);
 }
+__device__ inline bool any_in_wave(bool value) { return __any_sync(0xffffffffu, value); }
 #endif
+__device__ inline uint32_t fetch_add(uint32_t* address, uint32_t value) { return atomicAdd(address, value); }
 
 using StreamHandle = SK_GPU(Stream_t);
 using Error = SK_GPU(Error_t);
@@ -77,6 +94,16 @@ inline Error set_device(int device) { return SK_GPU(SetDevice)(device); }
 inline Error device_count(int* count) { return SK_GPU(GetDeviceCount)(count); }
 inline const char* name_of(Error error) { return SK_GPU(GetErrorName)(error); }
 inline const char* text_of(Error error) { return SK_GPU(GetErrorString)(error); }
+// How many multiprocessors a device has; a guess where the driver does not say.
+inline int processors(int device) {
+#if defined(__HIPCC__)
+  constexpr auto attribute = hipDeviceAttributeMultiprocessorCount;
+#else
+  constexpr auto attribute = cudaDevAttrMultiProcessorCount;
+#endif
+  int count = 0;
+  return SK_GPU(DeviceGetAttribute)(&count, attribute, device) == kSuccess && count > 0 ? count : 64;
+}
 // Whether this build holds code that the current device can run.
 template <class F>
 Error kernel_image(F* kernel) {

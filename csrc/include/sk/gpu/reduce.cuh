@@ -1,8 +1,9 @@
 // Teams: the threads that work on one item together, either one wave or a whole block. A kernel is written once against
 // the team's rank, size and reduction; how many lanes a wave has never shows.
 //
-// Reductions end with the result in every thread, and take exact operations only (integer or float maxima), so that the
-// order in which the threads are combined can't show either.
+// Reductions end with the same result in every thread: both lanes of an exchange combine the same two values. With exact
+// operations (integers, maxima) the order in which the threads are combined can't show either; a Sum of floating-point
+// numbers may differ in the last bits between wave sizes, not between runs.
 #pragma once
 #include "sk/gpu/compat.h"
 
@@ -20,6 +21,21 @@ struct Min {
     return b < a ? b : a;
   }
 };
+
+struct Sum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+
+// A butterfly over kLanes neighbouring lanes; kLanes divides every wave size.
+template <int kLanes, class T, class Op>
+__device__ T reduce_lanes(T value, Op op) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) value = op(value, shuffle_xor(value, distance));
+  return value;
+}
 
 // A butterfly over the lanes of a full wave.
 template <class T, class Op>
