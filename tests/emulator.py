@@ -77,7 +77,7 @@ def configure(library, wave, order, seed=1):
 
 @contextlib.contextmanager
 def serving(wave, order, chunks=-1, seed=1):
-    """The public functions run CPU tensors on the emulated GPU module; ``chunks`` as in specdec_kernels/gpu/verify.py."""
+    """The public functions run CPU tensors on the emulated GPU module; ``chunks``: specdec_kernels/gpu/verify.py."""
     module = compiled()
     configure(ctypes.CDLL(module.__file__), wave, order, seed)
     operations = gpu.operations(module, lambda tensor: (0, 0))

@@ -22,7 +22,8 @@ Plan plan_verify(int64_t requests, int64_t width, int64_t vocabulary, int64_t dr
     chunks = few ? static_cast<int>(std::clamp<int64_t>(4 * many / std::max<int64_t>(units, 1), 1, most)) : 0;
   }
   const int64_t blocks = std::min<int64_t>(requests, chunks > 0 ? 1 << 30 : 2 * many);
-  return {chunks, static_cast<int32_t>(blocks), slot * (chunks > 0 ? requests * width : blocks)};
+  const int64_t slots = chunks > 0 ? requests * width : blocks, ratios = blocks * width;
+  return {chunks, static_cast<int32_t>(blocks), slot * slots + ratios * static_cast<int64_t>(sizeof(double))};
 }
 
 int verify(const Verify& args, int device, void* stream) {

@@ -3,9 +3,8 @@
 import torch
 
 from ..native import DTYPE_CODE
-from ..registry import Unsupported
 
-RULES = ("token",)
+RULES = ("token", "block", "typical", "threshold")  # in the order of csrc/gpu/launch.h
 CHUNKS = -1  # into how many blocks a row is split; -1 = as the device's size suggests (csrc/gpu/verify.cu)
 _NONE = 0, 0, 0, 0
 
@@ -28,8 +27,6 @@ def bind(compiled, place):
         target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind,
         temperature, top_k, top_p, min_p, seed, position, rule, theta, typical, tokens, num_accepted, logprobs, flags,
     ):  # fmt: skip
-        if rule not in RULES:
-            raise Unsupported(f"rule {rule!r} has no GPU kernel yet")
         judge(
             target_logits,
             tokens.shape[1],

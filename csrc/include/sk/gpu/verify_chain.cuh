@@ -45,29 +45,105 @@ class Chain {
 
  private:
   enum class Judgement { kAccepted, kStopped, kRefused };  // stopped: what comes next is drawn from p
+  enum class Stage { kForward, kBack, kLast };
+  enum class Settled { kNo, kYes, kAsk };
 
-  // Goes to the row that gives the last token, at_; returns whether that row has refused its draft.
+  // Goes to the row that gives the last token, at_; returns whether it is drawn from what a draft has left of p. The
+  // block rule goes forward to the block's end, then back to the longest prefix that is accepted.
   __device__ bool walk() {
-    for (;;) {
+    if (is_block()) set_ratio(0, 1.0);
+    for (Stage stage = Stage::kForward;;) {
       look_at_row();
-      const Judgement judgement = at_ < r_.proposed ? judge() : Judgement::kStopped;
-      if (judgement != Judgement::kAccepted) return judgement == Judgement::kRefused;
-      note(token());
-      ++at_;
+      if (stage == Stage::kLast) return true;
+      if (stage == Stage::kForward) {
+        const Judgement judgement = at_ < r_.proposed ? judge() : Judgement::kStopped;
+        if (judgement == Judgement::kAccepted) {
+          note(token());
+          ++at_;
+          continue;
+        }
+        if (!is_block()) return judgement == Judgement::kRefused;
+        end_ = at_;
+      } else if (coin(at_ - 1) < chance(ratio(at_))) {
+        return true;
+      }
+      int64_t next = stage == Stage::kForward ? end_ : at_ - 1;
+      Settled settled = Settled::kNo;
+      for (; next > 0; --next)
+        if ((settled = settle(next)) != Settled::kNo) break;
+      if (next == end_) return false;
+      at_ = next;
+      stage = settled == Settled::kAsk ? Stage::kBack : Stage::kLast;
     }
   }
 
   __device__ Judgement judge() {
-    if (r_.greedy()) return !target_.empty() && target_.best == token() ? Judgement::kAccepted : Judgement::kStopped;
-    const double q = draft_probability(token());
+    const int64_t x = token();
+    if (call_.rule == Rule::kTypical)
+      return !target_.empty() && is_typical(x) ? Judgement::kAccepted : Judgement::kStopped;
+    if (r_.greedy() && call_.rule != Rule::kThreshold)
+      return !target_.empty() && target_.best == x ? Judgement::kAccepted : Judgement::kStopped;
+    const double q = draft_probability(x);
     if (!(q > 0.0)) {
       flags_ |= kBadDraft;
       return Judgement::kStopped;
     }
     if (target_.empty()) return Judgement::kStopped;
-    const bool accepted = accept_token(r_.seed, r_.position, static_cast<uint32_t>(at_), q,
-                                       target_.probability(token()));
-    return accepted ? Judgement::kAccepted : Judgement::kRefused;
+    if (call_.rule == Rule::kThreshold) {
+      const bool likely = target_.unfiltered_probability(x) / q > static_cast<double>(r_.theta);
+      return likely && target_.weight(x) > 0.0 ? Judgement::kAccepted : Judgement::kStopped;
+    }
+    const double p = target_.probability(x);
+    if (is_block()) {
+      set_ratio(at_ + 1, fmin(ratio_ * p / q, 1.0));
+      return Judgement::kAccepted;  // for now
+    }
+    return accept_token(r_.seed, r_.position, static_cast<uint32_t>(at_), q, p) ? Judgement::kAccepted
+                                                                                        : Judgement::kRefused;
+  }
+
+  // p(x) > min(eps, delta*exp(-H)), H = -sum p log(p + 1e-5) (Medusa 2401.10774).
+  __device__ bool is_typical(int64_t x) {
+    const double p = r_.greedy() ? static_cast<double>(target_.best == x) : target_.probability(x);
+    if (p > call_.eps) return true;  // whatever H is
+    const double negentropy = r_.greedy() ? log(1.0 + 1e-5) : target_.negentropy();
+    return p > call_.delta * exp(negentropy);
+  }
+
+  // ---- block verification (Sun et al. 2403.10444): ratio i is r_i --------------------------------------------------
+
+  __device__ bool is_block() const { return call_.rule == Rule::kBlock && !r_.greedy(); }
+
+  __device__ double* ratios() const { return Slots(call_).ratios(call_.plan.chunks > 0 ? r_.b : blockIdx.x); }
+  __device__ double ratio(int64_t i) const { return ratios()[i]; }
+  __device__ void set_ratio(int64_t i, double r) {
+    ratio_ = r;
+    if (threadIdx.x == 0) ratios()[i] = r;
+  }
+  __device__ double coin(int64_t i) const {
+    return uniform(r_.seed, r_.position, Stream::kCoin, static_cast<uint32_t>(i), 0);
+  }
+
+  // Whether the first i drafts are accepted, as far as that shows without row i. S <= r, so h <= r; r = 1 makes h = 1.
+  __device__ Settled settle(int64_t i) const {
+    const double r = ratio(i);
+    if (!(coin(i - 1) < r)) return Settled::kNo;
+    return i == end_ || r == 1.0 ? Settled::kYes : Settled::kAsk;
+  }
+
+  // h = S/(S + 1 - r), S = sum max(r p - q, 0), of the row at hand.
+  __device__ double chance(double r) const {
+    double s = 0.0;
+    if (is_point(call_, r_.start + at_)) {
+      s = r * (1.0 - target_.probability(token()));
+    } else {
+      for (int64_t v = threadIdx.x; v < target_.source.size; v += kWideBlock) {
+        const double p = target_.probability(v);
+        if (p > 0.0) s += fmax(r * p - draft_probability(v), 0.0);
+      }
+      s = WideBlock::reduce(s, Sum());
+    }
+    return s + 1.0 - r > 0.0 ? s / (s + 1.0 - r) : 1.0;
   }
 
   __device__ int64_t token() const { return call_.draft_tokens[r_.start + at_]; }
@@ -88,7 +164,13 @@ class Chain {
       }
       Row& row = of_draft ? desk_.draft : desk_.target;
       row.read(source, groups, logits, r_.greedy() && !of_draft);
-      if (logits && !row.empty() && !r_.greedy()) row.weigh(r_.filters, desk_.histogram);
+      const float temperature = temperature_of(call_, r_);
+      if (logits && !row.empty() && temperature > 0.0f) {
+        const bool filtered = !of_draft || call_.rule != Rule::kThreshold;
+        const Filters& f = r_.filters;
+        row.weigh(filtered ? Filters{temperature, f.top_k, f.top_p, f.min_p} : Filters{temperature, 0, 1.0f, 0.0f},
+                  desk_.histogram);
+      }
       if (!of_draft && row.hard()) flags_ |= kHardTarget;
     }
   }
@@ -127,10 +209,11 @@ class Chain {
     const bool plain = r_.proposed == 0;
     const Noise noise{r_.seed, r_.position, plain ? call_.plain : Stream::kLast,
                       static_cast<uint32_t>(plain ? call_.plain_index[r_.b] : at_)};
+    const double r = is_block() ? ratio(at_) : 1.0;
     for (; id < 0; refused = false)  // p itself always has a candidate
       id = draw(desk_.finishes, target_, 1.0 / target_.total, noise, [&](int64_t v) {
         const double p = target_.probability(v);
-        return refused ? fmax(p - draft_probability(v), 0.0) : p;
+        return refused ? fmax(r * p - draft_probability(v), 0.0) : p;
       });
     note(id);
     return 1;
@@ -150,7 +233,8 @@ class Chain {
   Desk& desk_;
   const Request& r_;
   const Row &target_, &draft_;
-  int64_t at_ = 0;
+  int64_t at_ = 0, end_ = 0;
+  double ratio_ = 1.0;  // of the last row that was judged
   int32_t flags_ = 0;
 };
 

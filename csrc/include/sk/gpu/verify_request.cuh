@@ -64,17 +64,22 @@ __device__ inline bool reads_draft(const Verify& call, const Request& r, int64_t
          (!r.greedy() || call.rule == Rule::kThreshold);
 }
 
-// Where surveys lie: a slot per row with chunks, else one per block. A slot has room for a target row and a draft row.
+// The workspace: surveys, one slot per row with chunks, else one per block, with room for a target row and a draft row;
+// behind them `width` numbers per block.
 struct Slots {
   Group* base;
   int64_t target, draft;  // groups
+  int64_t count, width;
 
   __device__ explicit Slots(const Verify& call)
       : base(static_cast<Group*>(call.workspace)),
         target((call.target.columns + kGroup - 1) / kGroup),
-        draft(call.draft_rows.data == nullptr ? 0 : (call.draft_rows.columns + kGroup - 1) / kGroup) {}
+        draft(call.draft_rows.data == nullptr ? 0 : (call.draft_rows.columns + kGroup - 1) / kGroup),
+        count(call.plan.chunks > 0 ? call.requests * call.width : call.plan.blocks),
+        width(call.width) {}
   __device__ Group* of_target(int64_t slot) const { return base + slot * (target + draft); }
   __device__ Group* of_draft(int64_t slot) const { return of_target(slot) + target; }
+  __device__ double* ratios(int64_t block) const { return reinterpret_cast<double*>(of_target(count)) + block * width; }
 };
 
 }  // namespace sk::gpu

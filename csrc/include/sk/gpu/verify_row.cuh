@@ -150,6 +150,26 @@ struct Row {
     return exp((static_cast<double>(logit(id)) - max) * inverse) / mass;
   }
 
+  // sum p log(p + 1e-5).
+  __device__ double negentropy() const {
+    if (point >= 0) return log(1.0 + 1e-5);
+    const Ranks order = ranks;
+    const uint64_t first = cut;
+    const float top = max, scale = static_cast<float>(fmin(inverse, static_cast<double>(FLT_MAX)));
+    const float share = static_cast<float>(1.0 / total);
+    double sum = 0.0;
+    each_quad([&](int64_t id, const Quad& quad) {
+#pragma unroll
+      for (int j = 0; j < kQuad; ++j) {
+        const float l = quad.v[j];
+        if (!(l > -INFINITY) || order.of(l, id + j) < first) continue;
+        const float p = expf((l - top) * scale) * share;
+        sum += p * logf(p + 1e-5f);
+      }
+    });
+    return WideBlock::reduce(sum, Sum());
+  }
+
   // Not less than the sum of weight over the group.
   __device__ double bound(int64_t g) const {
     if (point >= 0) return g == point / kGroup ? 1.0 : 0.0;
