@@ -33,13 +33,11 @@ DEFAULT_TYPICAL = tuple(ctypes.c_float(x).value for x in (0.09, 0.3))  # eps, de
 def sampling(temperature, top_k, top_p, min_p, seed, position, requests, device):
     """The first six arguments, checked and in the backends' form; seed and position are None if all is greedy."""
     greedy = not isinstance(temperature, torch.Tensor) and temperature == 0
-    return (
-        _float("temperature", temperature, requests, device),
-        _top_k(top_k, requests, device),
-        _float("top_p", top_p, requests, device),
-        _float("min_p", min_p, requests, device),
-        *_keys(seed, position, requests, device, greedy),
-    )
+    temperature = _float("temperature", temperature, requests, device)
+    top_k = _top_k(top_k, requests, device)
+    top_p, min_p = _float("top_p", top_p, requests, device), _float("min_p", min_p, requests, device)
+    seed, position = _keys(seed, position, requests, device, greedy)
+    return temperature, top_k, top_p, min_p, seed, position
 
 
 def rule(value, rules, theta, typical, requests, device):

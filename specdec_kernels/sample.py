@@ -48,7 +48,9 @@ def sample(
     requests, vocabulary = logits.shape
     if vocabulary == 0:
         raise ValueError(f"logits: expected at least one id, got shape {list(logits.shape)}")
-    sampling = parameters.sampling(temperature, top_k, top_p, min_p, seed, position, requests, device)
+    temperature, top_k, top_p, min_p, seed, position = parameters.sampling(
+        temperature, top_k, top_p, min_p, seed, position, requests, device
+    )
     stream = validate.integer("stream", stream)
     if not 0 <= stream <= 255:
         raise ValueError(f"stream: expected an integer in [0, 255], got {stream}")
@@ -56,7 +58,21 @@ def sample(
 
     tokens = logits.new_empty(requests, dtype=torch.int64)
     logprobs = logits.new_empty(requests, dtype=torch.float32) if return_logprobs else None
-    registry.call("sample", validate.device_type(logits), logits, *sampling, stream, index, tokens, logprobs)
+    registry.call(
+        "sample",
+        validate.device_type(logits),
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        position,
+        stream,
+        index,
+        tokens,
+        logprobs,
+    )
     return (tokens, logprobs) if return_logprobs else tokens
 
 

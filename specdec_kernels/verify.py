@@ -112,9 +112,11 @@ def verify(
     draft_rows, draft_ids, draft_kind = _draft_side(
         draft_logits, draft_probs, draft_ids, draft_kind, drafts, vocabulary, device
     )
-    sampling = parameters.sampling(temperature, top_k, top_p, min_p, seed, position, requests, device)
+    temperature, top_k, top_p, min_p, seed, position = parameters.sampling(
+        temperature, top_k, top_p, min_p, seed, position, requests, device
+    )
     draft_tokens, cu_drafts = draft_tokens.long().contiguous(), cu_drafts.contiguous()
-    longest = _longest(draft_tokens, cu_drafts, vocabulary) if target_logits.is_cpu else None
+    longest = _longest(draft_tokens, cu_drafts, drafts, requests, vocabulary) if target_logits.is_cpu else None
     width = 1 + _max_drafts(max_drafts, longest)
 
     # Made like a tensor that has their dtype: naming one would cost as much again.
@@ -131,7 +133,12 @@ def verify(
         draft_logits is not None,
         draft_ids,
         draft_kind,
-        *sampling,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        position,
         rule,
         theta,
         typical,
@@ -171,9 +178,8 @@ def _draft_side(draft_logits, draft_probs, draft_ids, draft_kind, drafts, vocabu
     return draft_rows, draft_ids, draft_kind
 
 
-def _longest(draft_tokens, cu_drafts, vocabulary):
+def _longest(draft_tokens, cu_drafts, drafts, requests, vocabulary):
     """The longest request's number of drafts; refuses bounds and ids out of range."""
-    drafts, requests = draft_tokens.shape[0], cu_drafts.shape[0] - 1
     if native.cpu is not None:
         longest = native.cpu.longest_chain(cu_drafts.data_ptr(), requests, draft_tokens.data_ptr(), drafts, vocabulary)
         if longest >= 0:

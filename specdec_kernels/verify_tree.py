@@ -111,7 +111,9 @@ def verify_tree(
         validate.rows("draft_probs", draft_probs)
         validate.shape("draft_probs", draft_probs, (nodes, vocabulary))
     theta, typical = parameters.rule(rule, RULES, theta, typical, requests, device)
-    sampling = parameters.sampling(temperature, top_k, top_p, min_p, seed, position, requests, device)
+    temperature, top_k, top_p, min_p, seed, position = parameters.sampling(
+        temperature, top_k, top_p, min_p, seed, position, requests, device
+    )
     deepest = None
     if target_logits.is_cpu:
         deepest = _check_trees(tree_tokens.tolist(), parents.tolist(), cu_nodes.tolist(), vocabulary)
@@ -129,7 +131,12 @@ def verify_tree(
         parents.clamp(-2, 2**31 - 1).int().contiguous(),
         cu_nodes,
         draft_probs,
-        *sampling,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        position,
         rule,
         theta,
         typical,
