@@ -7,16 +7,18 @@ Faults are put in, and are noticed: numbers that tie rounds together.
 import pytest
 import torch
 
-import specdec_kernels as sk
 from laws import chain
 from sequences import CHAINS, CROSSED, REPEATING, TREES, p_value, sequences
 from specdec_kernels.reference.draws import PICK
 from specdec_kernels.reference.philox import COIN, DRAFT, uniform
-from verify_cases import BACKENDS, FEW_BACKENDS, running
+from verify_cases import BACKENDS, FEW_BACKENDS, MANY, needs, running
 
-# (number of sequences, tokens of each); a backend that takes a millisecond per request can afford less.
-SIZES = {"reference": (150, 2)}
-MANY = {"reference": (10_000, 3)}
+
+def size(backend):
+    """(Number of sequences, tokens of each); a backend that takes a millisecond per request can afford less."""
+    return (150, 2) if backend in MANY else (8_000, 4)
+
+
 RIGHT, WRONG = 1e-5, 1e-9  # p values
 WAYS = [pytest.param(*way, id=" ".join(way)) for way in (*CHAINS, *TREES)]
 
@@ -27,26 +29,20 @@ def backend(request):
         yield request.param
 
 
-def served(run, *args, **options):
-    """What ``run`` returns; skips the test where this backend lacks the rule."""
-    try:
-        return run(*args, **options)
-    except sk.BackendUnavailable as error:
-        pytest.skip(str(error))
-
-
 @pytest.mark.parametrize(("rule", "form"), WAYS)
 def test_whole_sequences(rule, form, backend):
-    n, length = SIZES.get(backend, (30_000, 4))
-    assert p_value(served(sequences, n, length, rule, form), length) > RIGHT
+    needs(rule, tree=(rule, form) in TREES)
+    n, length = size(backend)
+    assert p_value(sequences(n, length, rule, form), length) > RIGHT
 
 
 @pytest.mark.parametrize("backend", FEW_BACKENDS[1:] or FEW_BACKENDS)
 @pytest.mark.parametrize(("rule", "form"), WAYS)
 def test_one_call(rule, form, backend):
-    n = SIZES.get(backend, (30_000, 1))[0]
+    n = size(backend)[0]
     with running(backend):
-        assert p_value(served(sequences, n, 1, rule, form, start=2**40), 1) > RIGHT
+        needs(rule, tree=(rule, form) in TREES)
+        assert p_value(sequences(n, 1, rule, form, start=2**40), 1) > RIGHT
 
 
 @pytest.mark.slow
@@ -55,10 +51,10 @@ def test_one_call(rule, form, backend):
 @pytest.mark.parametrize(("rule", "form"), WAYS)
 def test_a_million_sequences(rule, form, backend, length):
     """A million per backend; of the reference, at a millisecond per request, ten thousand."""
-    n, longest = MANY.get(backend, (1_000_000, 4))
+    n, longest = (10_000, 3) if backend in MANY else (1_000_000, 4)
     length, chunk = min(length, longest), min(n, 100_000)
     with running(backend):
-        parts = [served(sequences, chunk, length, rule, form, start=10**6 + i) for i in range(0, n, chunk)]
+        parts = [sequences(chunk, length, rule, form, start=10**6 + i) for i in range(0, n, chunk)]
     assert p_value(torch.cat(parts), length) > RIGHT
 
 
@@ -74,7 +70,7 @@ FAULTS = {
 @pytest.mark.parametrize(("rule", "form"), [("token", "draft_logits"), ("block", "draft_logits"), *TREES[::2]])
 def test_faults_over_rounds_are_noticed(rule, form, fault):
     with running(BACKENDS[-1]):
-        p = p_value(served(sequences, 15_000, 4, rule, form, **FAULTS[fault]), 4)
+        p = p_value(sequences(10_000, 4, rule, form, **FAULTS[fault]), 4)
     # Judged draft by draft, nothing behind the refusal has been looked at.
     harmless = rule == "token" and form == "draft_logits" and "own position" in fault
     assert p > RIGHT if harmless else p < WRONG
@@ -83,7 +79,7 @@ def test_faults_over_rounds_are_noticed(rule, form, fault):
 def test_noise_by_the_tokens_own_position_is_not_noticed_in_one_call():
     with running(BACKENDS[-1]):
         fault = FAULTS["draft noise by the token's own position"]
-        assert p_value(served(sequences, 30_000, 1, "block", "draft_logits", **fault), 1) > RIGHT
+        assert p_value(sequences(30_000, 1, "block", "draft_logits", **fault), 1) > RIGHT
 
 
 def coin(key, stream=COIN, group=0):
@@ -97,17 +93,17 @@ def coin(key, stream=COIN, group=0):
 
 
 COINS = {
-    "as they are": (coin(lambda position, i: (position, i)), REPEATING),
-    "by the absolute position": (coin(lambda position, i: (position + i, 0)), REPEATING),
-    "the numbers of the draft": (coin(lambda position, i: (position, i), DRAFT, PICK), CROSSED),
+    "as they are": (coin(lambda position, i: (position, i)), REPEATING, 200),
+    "by the absolute position": (coin(lambda position, i: (position + i, 0)), REPEATING, 600),
+    "the numbers of the draft": (coin(lambda position, i: (position, i), DRAFT, PICK), CROSSED, 300),
 }
 
 
 @pytest.mark.parametrize("coins", COINS)
 def test_coins_of_block_verification(coins, monkeypatch):
     """Faults inside of the verifier, put into the reference."""
-    accept, world = COINS[coins]
+    accept, world, n = COINS[coins]
     monkeypatch.setattr(chain, "accept", accept)
     with running("reference"):
-        p = p_value(sequences(600, 3, "block", "draft_logits", world=world), 3, world)
+        p = p_value(sequences(n, 3, "block", "draft_logits", world=world), 3, world)
     assert p > RIGHT if coins == "as they are" else p < WRONG

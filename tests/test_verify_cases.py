@@ -1,12 +1,14 @@
 """Inputs on which other verifiers went wrong, each with its right answer, on every backend."""
 
+import itertools
 import math
 
 import pytest
 import torch
 
 import specdec_kernels as sk
-from verify_cases import FEW_BACKENDS, MANY, bounds, emitted, judge, keys, logits_of, repeated, running
+from specdec_kernels.reference.philox import COIN, PLAIN, uniform
+from verify_cases import FEW_BACKENDS, MANY, bounds, emitted, judge, keys, logits_of, near, repeated, running, share
 
 NAN, INF = math.nan, math.inf
 HARD, EMPTY, BAD_DRAFT = 1, 2, 8
@@ -17,15 +19,6 @@ def backend(request):
     torch.manual_seed(0)
     with running(request.param):
         yield request.param
-
-
-def share(tokens, wanted):
-    return (tokens == wanted).double().mean().item()
-
-
-def near(share, p, n):
-    """Within five standard deviations."""
-    return abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-9
 
 
 # ---- NaN, inf, masked rows
@@ -150,13 +143,60 @@ def test_probability_zero_is_never_accepted():
     assert (verdict.tokens[:, 0] == 1).all() and (verdict.num_accepted == 0).all()
 
 
-def test_identical_point_masses_are_always_accepted():
-    for seed in (16390493, 54414807, 67750675, 111254071):  # first word of Philox almost 2^32
-        rows, q = torch.full((2, 8), -INF), torch.zeros(1, 8)
-        rows[0, 5] = rows[1, 2] = 0.0
-        q[0, 5] = 1.0
+# Seeds whose first coin at position 0 is as small, exactly a quarter, and as large as it can be.
+ZERO, QUARTER, ALMOST_ONE = 60039404, 1673268599, 1997841943
+
+
+def test_the_seeds_are_what_they_are_for():
+    coins = [uniform(seed, 0, COIN, 0) for seed in (ZERO, QUARTER, ALMOST_ONE)]
+    assert coins == [0.0, 0.25, 1 - 2.0**-32]
+
+
+def test_coin_zero_does_not_accept_probability_zero():
+    for options in ({}, {"draft_probs": torch.tensor([[1.0, 0.0]])}):
+        verdict = judge([[[-INF, 0.0]] * 2], [[0]], **keys(1, ZERO), **options)
+        assert emitted(verdict) == [1] and verdict.num_accepted.item() == 0
+
+
+def test_coin_equal_to_the_probability_refuses():
+    """p = 1/4 exactly, u = 1/4: u < p is false."""
+    verdict = judge([torch.zeros(2, 4)], [[2]], **keys(1, QUARTER))
+    assert verdict.num_accepted.item() == 0 and verdict.tokens[0, 0] != 2
+    q = torch.zeros(1, 4)
+    q[0, 2] = 0.5  # u*q = 1/8
+    assert judge([torch.zeros(2, 4)], [[2]], draft_probs=q, **keys(1, QUARTER)).num_accepted.item() == 1
+
+
+def test_equal_distributions_are_always_accepted():
+    """Also by the largest coin, which float32 would round to 1."""
+    rows, q = torch.full((2, 8), -INF), torch.zeros(1, 8)
+    rows[0, 5] = rows[1, 2] = 0.0
+    q[0, 5] = 1.0
+    for seed in (ALMOST_ONE, *range(20)):
         for options in ({}, {"draft_probs": q}, {"draft_logits": q.log()}):
             assert emitted(judge([rows], [[5]], **{**keys(1, seed), **options})) == [5, 2]
+        row = torch.randn(1, 100)
+        x = int(row.argmax())
+        assert judge([row.repeat(2, 1)], [[x]], draft_logits=row, **keys(1, seed)).num_accepted.item() == 1
+
+
+# The same for the two numbers of a plain draw at position 0: the race of group 0, and the pick inside it.
+RACE_ZERO, RACE_ALMOST_ONE, PICK_QUARTER, PICK_ALMOST_ONE = 236775153, 1640079016, 1643888967, 623787358
+
+
+def test_ends_of_the_numbers_of_a_draw():
+    assert [uniform(s, 0, PLAIN, 0, g) for s, g in ((RACE_ZERO, 0), (PICK_QUARTER, 2**31))] == [0.0, 0.25]
+    assert uniform(RACE_ALMOST_ONE, 0, PLAIN, 0) == uniform(PICK_ALMOST_ONE, 0, PLAIN, 0, 2**31) == 1 - 2.0**-32
+    far = torch.zeros(1, 128)
+    far[0, :64] = -60.0
+    assert emitted(judge([far], [[]], **keys(1, RACE_ZERO)))[0] < 64  # time 0 wins, however small the mass
+    far[0, :64] = -INF
+    assert emitted(judge([far], [[]], **keys(1, RACE_ZERO)))[0] >= 64  # but not without any
+    assert emitted(judge([torch.zeros(1, 128)], [[]], **keys(1, RACE_ALMOST_ONE)))[0] >= 64
+    assert emitted(judge([torch.zeros(1, 4)], [[]], **keys(1, PICK_QUARTER))) == [1]  # 1 > 1/4 * 4 is false
+    row = torch.full((1, 64), -INF)
+    row[0, [3, 9, 40]] = 0.0
+    assert emitted(judge([row], [[]], **keys(1, PICK_ALMOST_ONE))) == [40]
 
 
 def test_acceptance_is_p_over_q(backend):
@@ -198,6 +238,22 @@ def test_placeholder_ignores_what_follows():
         a = judge([rows], [[-1, 3, 4]], temperature=temperature)
         b = judge([rows], [[-1, 10**6, -7]], temperature=temperature)
         assert torch.equal(a.tokens, b.tokens) and a.num_accepted.item() == 0
+
+
+def test_a_mask_holds_behind_a_placeholder():
+    """Row 0 allows id 1 alone, row 1 everything: the draft behind the -1 must not come through."""
+    rows = torch.zeros(3, 5)
+    rows[0] = -INF
+    rows[0, 1] = 0.0
+    for temperature in (0, 1.0):
+        verdict = judge([rows], [[-1, 3]], temperature=temperature)
+        assert emitted(verdict) == [1] and verdict.num_accepted.item() == 0
+
+
+def test_nothing_allowed_emits_nothing():
+    for temperature, drafts in itertools.product((0, 1.0), ([], [2], [-1])):
+        verdict = judge([torch.full((len(drafts) + 1, 5), -INF)], [drafts], temperature=temperature)
+        assert emitted(verdict) == [] and verdict.flags.item() == EMPTY and verdict.num_accepted.item() == 0
 
 
 def test_refused_placeholder_ignores_q(backend):
@@ -261,110 +317,6 @@ def test_end_tokens_inside_the_prefix_are_the_callers_business():
     rows = torch.zeros(4, 8)
     rows[0, 4] = rows[1, 2] = rows[2, 6] = rows[3, 1] = 9.0
     assert emitted(judge([rows], [[4, 2, 6]], temperature=0)) == [4, 2, 6, 1]
-
-
-# ---- temperature
-
-
-def test_mixed_batch_keeps_greedy_exact():
-    row = [-8.0, -3.0, -2.0, -1.0, 0.0, 9.0, 1.0, 2.0]
-    options = {"temperature": torch.tensor([0.0, 0.8, 0.0]), "top_k": torch.tensor([0, 3, 2])}
-    verdict = judge([[row, row]] * 3, [[5], [5], [0]], **options)
-    assert emitted(verdict, 0) == [5, 5] and emitted(verdict, 2) == [5]
-
-
-def test_greedy_ties_go_to_the_lowest_id():
-    for temperature in (0, torch.tensor([0.0, 1.0])):
-        verdict = judge([[[1.0, 1.0, 0.0]]] * 2, [[], []], temperature=temperature)
-        assert emitted(verdict, 0) == [0]
-    assert emitted(judge([[[3.0, 3.0, 1.0]] * 2], [[0]], temperature=0)) == [0, 0]
-    assert emitted(judge([[[3.0, 3.0, 1.0]] * 2], [[1]], temperature=0)) == [0]
-
-
-def test_negative_zero_ties_with_zero():
-    row = [-1.0, -0.0, 0.0, -1.0]
-    assert emitted(judge([[row]], [[]], temperature=0)) == [1]
-    assert (repeated(30, [row], [], top_k=1).tokens == 1).all()
-
-
-@pytest.mark.parametrize("temperature", [1e-6, 1e-38, 1e-45])
-def test_tiny_temperature_does_not_overflow(temperature):
-    verdict = judge([[[10.0, 300.0, 5.0]]], [[]], temperature=temperature)
-    assert emitted(verdict) == [1] and verdict.flags.item() == 0
-
-
-def test_huge_temperature_is_flat(backend):
-    n = MANY.get(backend, 20_000)
-    verdict = repeated(n, [[-1e30, 0.0, 1e30, -INF]], [], temperature=3e38)
-    assert near(share(verdict.tokens[:, 0], 0), 1 / 3, n) and share(verdict.tokens[:, 0], 3) == 0
-
-
-def test_extreme_finite_logits():
-    big = torch.finfo(torch.float32).max
-    assert emitted(judge([[[-big, big, 0.0]]], [[]], temperature=1.0)) == [1]
-    assert emitted(judge([[[-big, -big]]], [[]], temperature=0)) == [0]
-
-
-def test_temperature_is_applied_once(backend):
-    n = MANY.get(backend, 20_000)
-    verdict = repeated(n, [[0.0, math.log(4.0)]], [], temperature=2.0)
-    assert near(share(verdict.tokens[:, 0], 0), 1 / 3, n)
-
-
-# ---- filters
-
-
-def support(p, backend, n=400, **options):
-    tokens = repeated(MANY.get(backend, n), [logits_of(p).tolist()], [], **options).tokens[:, 0]
-    return set(tokens.tolist())
-
-
-def test_top_k_keeps_exactly_k_of_the_tied(backend):
-    assert support([0.4, 0.3, 0.3, 0.0], backend, top_k=2) == {0, 1}
-    assert support([0.25, 0.25, 0.25, 0.25], backend, top_k=3) == {0, 1, 2}
-    assert support([0.1, 0.45, 0.0, 0.45], backend, top_k=1) == {1}
-
-
-def test_top_p_is_the_shortest_prefix(backend):
-    assert support([0.25] * 4, backend, top_p=0.5) == {0, 1}  # the mass equals top_p: enough
-    assert support([0.3, 0.1, 0.1, 0.5], backend, top_p=0.8 - 1e-6) == {3, 0}
-    assert support([0.3, 0.1, 0.1, 0.5], backend, top_p=0.8 + 1e-6) == {3, 0, 1}  # one of the tied, the lowest id
-    assert support([0.5, 0.3, 0.15, 0.05], backend, top_p=0.6) == {0, 1}
-
-
-def test_top_p_counts_the_mass_of_the_top_k_set(backend):
-    p = [0.35, 0.25, 0.20, 0.05, 0.03, 0.12]
-    assert support(p, backend, top_p=0.82) == {0, 1, 2, 5}
-    assert support(p, backend, top_k=4, top_p=0.82) == {0, 1, 2}  # 0.80 of 0.92 is enough
-    assert support(p, backend, top_k=4, top_p=0.88) == {0, 1, 2, 5}
-
-
-def test_min_p_applies_to_verified_rows(backend):
-    verdict = repeated(MANY.get(backend, 2000), [logits_of([0.90, 0.06, 0.04]).tolist()] * 2, [1], min_p=0.1)
-    assert (verdict.tokens[:, 0] == 0).all()
-
-
-def test_min_p_renormalises_nothing_before_top_p(backend):
-    """top-p is taken of the whole row, min-p of what it leaves."""
-    assert support([0.5, 0.2, 0.2, 0.1], backend, top_p=0.85, min_p=0.3) == {0, 1, 2}
-
-
-def test_filtered_draft_is_never_emitted(backend):
-    verdict = repeated(MANY.get(backend, 2000), [logits_of([0.5, 0.3, 0.2]).tolist()] * 2, [2], top_p=0.5)
-    assert (verdict.tokens[:, 0] == 0).all()
-
-
-@pytest.mark.parametrize("top_k", [-1, 0, 4, 5, 2**31 - 1, 2**40])
-def test_top_k_off(top_k, backend):
-    assert support([0.25] * 4, backend, top_k=top_k) == {0, 1, 2, 3}
-
-
-def test_extremes_of_the_filters(backend):
-    p = [0.2, 0.3, 0.3, 0.2]
-    assert support(p, backend, top_p=0.0) == {1}  # never empty
-    assert support(p, backend, min_p=1.0) == {1, 2}
-    assert support(p, backend, top_k=1, top_p=0.0, min_p=1.0) == {1}
-    assert support(p, backend, top_p=7.0, min_p=-1.0) == {0, 1, 2, 3}
 
 
 # ---- draft distributions

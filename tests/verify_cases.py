@@ -2,8 +2,10 @@
 
 import contextlib
 import itertools
+import math
 import random
 
+import pytest
 import torch
 
 import emulator
@@ -80,6 +82,25 @@ def repeated(n, rows, drafts, *, draft_logits=None, draft_probs=None, seed=0, **
 
 def emitted(verdict, b=0):
     return [x for x in verdict.tokens[b].tolist() if x >= 0]
+
+
+def share(tokens, wanted):
+    return (tokens == wanted).double().mean().item()
+
+
+def near(share, p, n):
+    """Within five standard deviations."""
+    return abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-9
+
+
+def needs(rule, *, tree=False):
+    """Skips the test where the backend in use lacks this rule."""
+    none, at = torch.zeros(0, dtype=torch.int64), keys(1)
+    arguments = [torch.zeros(1, 2), none, *([none] if tree else []), bounds([0])]
+    try:
+        (sk.verify_tree if tree else sk.verify)(*arguments, rule=rule, theta=1.0, **at)
+    except sk.BackendUnavailable as error:
+        pytest.skip(str(error))
 
 
 def captured(operation, *args, **options):
