@@ -1,6 +1,9 @@
 """Rows on which what the kernels leave out could matter: flat tails, skipped groups, ties, extreme numbers."""
 
+import ctypes
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -111,3 +114,39 @@ def test_infinite_rows():
     rows[0, 9_999] = rows[1, 64] = rows[1, 700] = rows[2, 0] = math.inf
     for options in ({}, {"top_k": 9_500}, {"top_p": 0.5}, {"min_p": 0.1}):
         assert check_samples(rows, seeds=1, **options).tolist() == [9_999, 64, 0]
+
+
+MEMORY = """
+import ctypes, sys, torch, specdec_kernels as sk
+
+class Info(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in
+                "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()]
+
+mallinfo = ctypes.CDLL(None).mallinfo2
+mallinfo.restype = Info
+allocated = lambda: mallinfo().uordblks + mallinfo().hblkhd
+torch.set_num_threads(1)
+cu, keys = torch.tensor([0, 4], dtype=torch.int32), dict(seed=torch.tensor([3]), position=torch.tensor([7]))
+
+def grown(vocabulary):
+    target, q = torch.randn(5, vocabulary), torch.randn(4, vocabulary)
+    drafts, probs = target[:4].argmax(1), q.softmax(1)
+    options = dict(rule=sys.argv[1], theta=0.3, return_logprobs=True, **keys)
+    before = allocated()
+    for form in {}, {"draft_logits": q}, {"draft_probs": probs}:
+        for filters in {}, {"top_p": 0.9}, {"top_k": 50_000, "top_p": 0.9, "min_p": 0.001}:
+            sk.verify(target, drafts, cu, **options, **form, **filters)
+    return allocated() - before
+
+print(grown(100), grown(151_936))
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the C library does not count allocations")
+@pytest.mark.parametrize("rule", ["token", "block", "typical", "threshold"])
+def test_scratch_is_below_a_megabyte_per_thread(rule):
+    """What calls on a large vocabulary leave allocated, after calls on a small one for all that is not scratch."""
+    run = subprocess.run([sys.executable, "-c", MEMORY, rule], capture_output=True, text=True, check=True)
+    once, scratch = map(int, run.stdout.split())
+    assert scratch > 20_000 and once + scratch < 1_000_000, (once, scratch)

@@ -23,7 +23,7 @@ bool DraftRow::read(const Drafts& drafts, int64_t n, int64_t id, const Filters& 
     row_.weigh(filters, threads);
   } else {
     kind_ = Kind::kProbs;
-    if (!row_kernels(source_.dtype).all_probabilities(source_.data, source_.size)) return false;
+    if (!source_.all_probabilities(threads)) return false;
   }
   const int64_t j = column(id);
   const bool listed = j < source_.size && (ids_ == nullptr || ids_[j] == id);

@@ -4,6 +4,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "cpu/even_grain.h"
 #include "cpu/float_mode.h"
 #include "cpu/threads.h"
 
@@ -13,6 +14,7 @@ namespace {
 // How far below the largest logit (over T) the groups lie that each stage evaluates. What lies below the last is less
 // than 1e-7 of the total: 10^6 weights of e^-30.
 constexpr double kStages[] = {7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0, 18.0, 30.0};
+constexpr int64_t kEvaluation = 128;  // the bytes that could be read in the time that a group takes
 constexpr double kLog2E = 1.4426950408889634;
 
 }  // namespace
@@ -81,16 +83,18 @@ void Row::bound(float cut) {
 // Evaluates the groups that may have more than `least`.
 void Row::evaluate(double least) {
   const int64_t whole = exact(inv_t_) ? 0 : source_.size / kGroup;
-  parallel_for(kStages[stage_] < 14.0 ? 1 : threads_, groups(), 256, [&](int64_t begin, int64_t end) {
-    const IeeeMode mode;
-    const int64_t stop = std::min(end, whole);
-    if (begin < stop)
-      row_kernels(source_.dtype)
-          .masses(source_.at(begin * kGroup), stop - begin, float_weights(inv_t_), least, &mass_[begin]);
-    double w[kGroup];
-    for (int64_t g = std::max(begin, stop); g < end; ++g)
-      if (mass_[g] < -least) mass_[g] = group(g, w);
-  });
+  const int threads = kStages[stage_] < 14.0 ? 1 : threads_;  // the first stages are too small to be shared
+  parallel_for(threads, groups(), even_grain(groups(), groups() * kEvaluation, threads),
+               [&](int64_t begin, int64_t end) {
+                 const IeeeMode mode;
+                 const int64_t stop = std::min(end, whole);
+                 if (begin < stop)
+                   row_kernels(source_.dtype)
+                       .masses(source_.at(begin * kGroup), stop - begin, float_weights(inv_t_), least, &mass_[begin]);
+                 double w[kGroup];
+                 for (int64_t g = std::max(begin, stop); g < end; ++g)
+                   if (mass_[g] < -least) mass_[g] = group(g, w);
+               });
 }
 
 bool Row::refine() {

@@ -4,15 +4,11 @@
 #include <atomic>
 #include <cmath>
 
+#include "cpu/even_grain.h"
 #include "cpu/float_mode.h"
 #include "cpu/threads.h"
 
 namespace sk {
-namespace {
-
-constexpr int64_t kShareOfRow = 16384;  // ids that are worth a thread
-
-}  // namespace
 
 float Source::operator[](int64_t i) const {
   switch (dtype) {
@@ -42,7 +38,7 @@ bool Source::block_tops(int64_t block, float* out, int threads) const {
   const RowKernels& kernels = row_kernels(dtype);
   const int64_t full = size / block;
   std::atomic<bool> nan{false};
-  parallel_for(threads, full, kShareOfRow / block, [&](int64_t begin, int64_t end) {
+  parallel_for(threads, full, even_grain(full, bytes(), threads), [&](int64_t begin, int64_t end) {
     const IeeeMode mode;
     if (kernels.max_blocks(at(begin * block), end - begin, block, out + begin)) nan = true;
   });
@@ -62,6 +58,14 @@ bool Source::block_tops(int64_t block, float* out, int threads) const {
   }
   out[full] = top;
   return nan;
+}
+
+bool Source::all_probabilities(int threads) const {
+  std::atomic<bool> all{true};
+  parallel_for(threads, size, even_grain(size, bytes(), threads), [&](int64_t begin, int64_t end) {
+    if (!row_kernels(dtype).all_probabilities(at(begin), end - begin)) all = false;
+  });
+  return all;
 }
 
 int64_t first_group(const std::vector<float>& tops, float value) {
