@@ -7,27 +7,25 @@ import torch
 
 import specdec_kernels as sk
 from specdec_kernels.tree import tree_depth
-from specdec_kernels.verify import RULES
-from specdec_kernels.verify_tree import RULES as TREE_RULES
-from verify_cases import bounds, keys, random_call
+from verify_cases import bounds, keys, random_call, random_tree_call
 
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
-def with_rule(rng, options, rules):
-    options["rule"] = rng.choice(rules)
-    if options["rule"] == "threshold":
-        options["theta"] = rng.choice([0.0, 0.3, 1.0])
-    return options
-
-
 def verify(number):
-    """A random call of every rule; the width is given, since no device can be asked for the longest request."""
+    """A random call of any rule; the width is given, since no device can be asked for the longest request."""
     target, tokens, cu, options = random_call(number)
     longest = int(cu.diff().max()) if len(cu) > 1 else 0
-    rng = random.Random(~number)
-    options = {"max_drafts": longest + rng.choice([0, 0, 2]), **options}
-    return sk.verify, (target, tokens, cu), options if "rule" in options else with_rule(rng, options, RULES)
+    return sk.verify, (target, tokens, cu), {"max_drafts": longest + number % 2, **options}
+
+
+def verify_tree(number):
+    target, tokens, parents, cu, options = random_tree_call(number)
+    spans = itertools.pairwise(cu.tolist())
+    deepest = max(
+        (tree_depth(tokens[a:b].tolist(), parents[a:b].tolist(), target.shape[1]) for a, b in spans), default=0
+    )
+    return sk.verify_tree, (target, tokens, parents, cu), {"max_depth": deepest + number % 2, **options}
 
 
 def wide(number, requests, vocabulary=151_936, dtype=torch.bfloat16):
@@ -39,49 +37,6 @@ def wide(number, requests, vocabulary=151_936, dtype=torch.bfloat16):
     tokens = q.multinomial(1, generator=generator)[:, 0]
     options = {"draft_probs": q, "max_drafts": 3, "temperature": 0.8, "top_p": 0.9, **keys(requests, number)}
     return sk.verify, (rows, tokens, bounds([3] * requests)), options
-
-
-def verify_tree(number):
-    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
-    requests, vocabulary = rng.choice([1, 2, 4]), rng.choice([3, 64, 65, 1000, 4097])
-    tokens, parents, counts = [], [], []
-    for _ in range(requests):
-        mine = []  # (parent, token): siblings are distinct
-        for j in range(rng.choice([0, 1, 4, 9])):
-            node = rng.choice([-1, j - 1, rng.randrange(-1, j) if j else -1]), rng.randrange(vocabulary)
-            mine.append(node if node not in mine else (node[0], -1))
-        parents += [parent for parent, _ in mine]
-        tokens += [token for _, token in mine]
-        counts.append(len(mine))
-    nodes = len(tokens)
-    target = torch.randn(nodes + requests, vocabulary, generator=generator) * rng.choice([0.3, 1, 3])
-    target = target.to(rng.choice(FLOATS))
-    spans = itertools.pairwise(bounds(counts).tolist())
-    deepest = max((tree_depth(tokens[a:b], parents[a:b], vocabulary) for a, b in spans), default=0)
-    options = {
-        "max_depth": deepest + rng.choice([0, 1]),
-        "temperature": rng.choice([0.0, 0.7, 1.0]),
-        "top_k": rng.choice([0, 50]),
-        "top_p": rng.choice([1.0, 0.9]),
-        "return_logprobs": rng.random() < 0.5,
-        **keys(requests, number, rng.randrange(2**40)),
-    }
-    if nodes and rng.random() < 0.6:
-        rows = torch.randn(nodes, vocabulary, generator=generator).softmax(1)
-        start = 0
-        for count in counts:  # equal rows for siblings
-            first = {}
-            for j in range(start, start + count):
-                rows[j] = rows[first.setdefault(parents[j], j)]
-            start += count
-        options["draft_probs"] = rows
-    arguments = (
-        target,
-        torch.tensor(tokens, dtype=torch.int64),
-        torch.tensor(parents, dtype=torch.int32),
-        bounds(counts),
-    )
-    return sk.verify_tree, arguments, with_rule(rng, options, TREE_RULES)
 
 
 def sample(number):

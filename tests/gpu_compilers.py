@@ -1,14 +1,16 @@
 """Ahead-of-time compilers of the GPU kernels, one job per target and source, and what each says about a kernel.
 
 Only device code is compiled, to machine code: a virtual architecture would hide spills. nvcc reports through ptxas -v,
-hipcc through its resource remarks.
+hipcc through its resource remarks, Triton through triton_aot.py.
 """
 
 import functools
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import namedtuple
 from pathlib import Path
@@ -30,7 +32,8 @@ def setup_native():
 
 
 def run(line, **options):
-    return subprocess.run(line, capture_output=True, text=True, errors="replace", env=setup_native().ENV, **options)
+    options = {"env": setup_native().ENV, **options}
+    return subprocess.run(line, capture_output=True, text=True, errors="replace", **options)
 
 
 class Native:
@@ -101,6 +104,28 @@ class Hipcc(Native):
             yield block.split()[0], number["VGPRs"] + number.get("AGPRs", 0), number["LDS Size"], scratch
 
 
+class Triton:
+    """One job per target, in a process of its own: this one may be in interpreter mode, and compiles other targets."""
+
+    name, default = "triton", ("sm_90", "gfx90a")
+    targets = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100")
+
+    def installed(self):
+        return importlib.util.find_spec("triton") is not None
+
+    def sources(self):
+        return [ROOT / "tests" / "triton_aot.py"]
+
+    def compile(self, target, source):
+        code = "import json, sys, triton_aot; print(json.dumps(triton_aot.compile_all(sys.argv[1:])))"
+        with tempfile.TemporaryDirectory() as cache:
+            env = {**setup_native().ENV, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": cache}
+            done = run([sys.executable, "-c", code, target], cwd=source.parent, env=env)
+        if done.returncode:
+            return [], [f"{self.name} {target}: {source.name} fails:\n{done.stderr[-3000:]}"]
+        return [Kernel(*row) for row in json.loads(done.stdout.splitlines()[-1])], []
+
+
 def readable(names):
     """Mangled names -> demangled ones without namespaces and arguments, the same by every demangler."""
     tool = next(filter(None, map(shutil.which, ("c++filt", "llvm-cxxfilt", "cu++filt"))), None)
@@ -122,4 +147,4 @@ def shorten(text):
     return text
 
 
-COMPILERS = (Nvcc(), Hipcc())
+COMPILERS = (Nvcc(), Hipcc(), Triton())

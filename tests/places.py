@@ -1,13 +1,12 @@
 """Where the device tests run: on each GPU backend that is usable here, and, as a rehearsal, on the CPU emulator."""
 
 import contextlib
-import ctypes
 
 import torch
 
 import emulator
 import specdec_kernels as sk
-from specdec_kernels import gpu, registry
+from specdec_kernels import gpu
 
 
 class Device:
@@ -54,21 +53,10 @@ class Emulated:
     name, device = "emulator", "cpu"
 
     def __init__(self):
-        self.compiled = emulator.compiled()
-        self.functions = gpu.operations(self.compiled, lambda tensor: (0, 0))
-        self.operations = set(self.functions)
+        self.operations = set(gpu.operations(emulator.compiled(), None))
 
-    @contextlib.contextmanager
     def running(self):
-        emulator.configure(ctypes.CDLL(self.compiled.__file__), 32, "forward")
-        ours = {registry._key(name, "cpu"): ((self.name, function),) for name, function in self.functions.items()}
-        before = dict(registry._chosen)
-        registry._chosen.update(ours)
-        try:
-            yield
-        finally:
-            registry._chosen.clear()
-            registry._chosen.update(before)
+        return emulator.serving(32, "forward")
 
     def no_waiting(self):
         return contextlib.nullcontext()
