@@ -120,6 +120,8 @@ def verify_tree(
     max_depth = _max_depth(max_depth, deepest)
 
     tree_tokens, cu_nodes = tree_tokens.long().contiguous(), cu_nodes.contiguous()
+    if parents.dtype is not torch.int32:
+        parents = parents.clamp(-2, 2**31 - 1).int()  # what a GPU has to refuse stays out of range
     path, tokens = cu_nodes.new_empty(requests, max_depth), tree_tokens.new_empty(requests, max_depth + 1)
     num_accepted, flags = cu_nodes.new_empty(requests), cu_nodes.new_empty(requests)
     logprobs = target_logits.new_empty(requests, max_depth + 1, dtype=torch.float32) if return_logprobs else None
@@ -128,7 +130,7 @@ def verify_tree(
         validate.device_type(target_logits),
         target_logits,
         tree_tokens,
-        parents.clamp(-2, 2**31 - 1).int().contiguous(),
+        parents.contiguous(),
         cu_nodes,
         draft_probs,
         temperature,
