@@ -88,24 +88,24 @@ class Result:
     target: float | None
     eager_target: float | None
 
-    def judged(self, ratio, target, at_most):
-        if target is None:
-            return ""
-        holds = ratio <= target if at_most else ratio >= target
-        return f"{'<=' if at_most else '>='} {target:g} {'holds' if holds else 'MISSED'}"
-
     def line(self):
         ratio, (low, high) = self.read.ratio, self.read.interval
-        text = f"{self.mode:37s}{self.read.a_seconds * 1e6:8.0f} us {ratio:6.2f} [{low:.2f}, {high:.2f}]"
-        text = f"{text:71s}{self.judged(ratio, self.target, True):15s}"
-        for other, target in ((self.eager, self.eager_target), (self.transformers, None)):
-            text += f"{f'{other.ratio:.1f}x' if other else '-':>8s}"
-            if other is self.eager:
-                text += f" {self.judged(other.ratio if other else 0, target, False):13s}"
-        return f"{text}  {self.bytes:5.1f} / {self.floor:g}"
+        read, target = f"{ratio:.2f} [{low:.2f}, {high:.2f}]", _judged(ratio, "<=", self.target)
+        eager = _judged(self.eager.ratio, ">=", self.eager_target) if self.eager else ""
+        times = lambda other: f"{other.ratio:.1f}x" if other else "-"
+        return (
+            f"{self.mode:37s}{self.read.a_seconds * 1e6:8.0f} us  {read:22s}{target:15s}"
+            f"{times(self.eager):>8s} {eager:13s}{times(self.transformers):>8s}  {self.bytes:5.1f} / {self.floor:g}"
+        )
 
 
-HEAD = f"{'':37s}{'ours':>11s} {'/ plain read':22s}{'target':15s}{'eager':>8s} {'target':13s}{'transf.':>8s}"
+def _judged(ratio, sign, target):
+    if target is None:
+        return ""
+    return f"{sign} {target:g} {'holds' if (ratio <= target if sign == '<=' else ratio >= target) else 'MISSED'}"
+
+
+HEAD = f"{'':37s}{'ours':>11s}  {'/ plain read':22s}{'target':15s}{'eager':>8s} {'target':13s}{'transf.':>8s}"
 HEAD += "  bytes / floor"
 
 

@@ -1,12 +1,15 @@
 """Bad arguments of verify and sample: an error that names the argument, what was expected and what came."""
 
+import importlib
 import math
+import random
 
 import numpy as np
 import pytest
 import torch
 
 import specdec_kernels as sk
+from specdec_kernels import native
 from verify_cases import bounds, keys
 
 NAN, INF = math.nan, math.inf
@@ -17,6 +20,26 @@ def verify(**changes):
     arguments = {**GOOD, **keys(2), **changes}
     tensors = [arguments.pop(name) for name in GOOD]
     return sk.verify(*tensors, **arguments)
+
+
+@pytest.mark.skipif(native.cpu is None, reason=f"needs the compiled module: {native.cpu_reason}")
+def test_the_compiled_check_of_drafts_agrees_with_the_one_that_finds_the_words():
+    module, rng, good = importlib.import_module("specdec_kernels.verify"), random.Random(0), 0
+    for _ in range(2000):
+        counts = [rng.choice([0, 1, 2, 3]) for _ in range(rng.randint(0, 3))]
+        cu = bounds(counts).tolist()
+        ids = [rng.choice([-1, 0, 4, 7, 7, 8, -2][: rng.choice([5, 5, 7])]) for _ in range(sum(counts))]
+        if rng.random() < 0.3:
+            cu[rng.randrange(len(cu))] += rng.choice([-1, 1, 2**31 - 9])
+        tensors = torch.tensor(ids, dtype=torch.int64), torch.tensor(cu, dtype=torch.int32)
+        compiled = native.cpu.longest_chain(tensors[1].data_ptr(), len(counts), tensors[0].data_ptr(), len(ids), 8)
+        try:
+            expected = module._check_drafts(ids, cu, 8)
+        except ValueError:
+            expected = -1
+        assert compiled == expected, (ids, cu)
+        good += expected >= 0
+    assert 500 < good < 1900
 
 
 def test_the_good_call_is_good():
