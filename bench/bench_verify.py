@@ -14,9 +14,11 @@ import argparse
 import itertools
 import json
 import os
+import re
 import statistics
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,6 +185,22 @@ def call_overhead(**options):
     return windows
 
 
+def peak_memory():
+    """How far all modes one after the other raise this process's peak memory, in bytes per thread (Linux only)."""
+    inputs = Case(8, torch.float32, 151936).inputs()
+    runs = [inputs.ours(mode.form, **mode.options) for mode in MODES]
+    inputs.read(verify(inputs.targets[0].view(-1, 151936), inputs.tokens, inputs.cu, temperature=0))()  # wakes threads
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts at what is resident now
+    before = _status("VmRSS")
+    for run in runs:
+        run()
+    return (_status("VmHWM") - before) * 1024 / native.threads()
+
+
+def _status(field):
+    return int(re.search(rf"{field}:\s+(\d+)", Path("/proc/self/status").read_text())[1])
+
+
 def cases(quick):
     if quick:
         yield Case(8, torch.float32, 49152)
@@ -211,6 +229,7 @@ def main():
     if options.isa and not native.cpu.set_isa(options.isa):
         parser.error(f"--isa {options.isa}: this machine runs at most {native.cpu.machine_isa()}")
     say = (lambda *_, **__: None) if options.json else print
+    memory = peak_memory()  # before anything else has left memory to use
     say(f"isa {native.cpu.isa()}, {native.threads()} threads, load {os.getloadavg()[0]:.1f}, K = {DRAFTS}")
     for case in cases(options.quick):
         if options.only not in str(case):
@@ -234,6 +253,12 @@ def main():
             print(json.dumps({"case": "call overhead", "mode": name, "median_us": middle, "min_us": least}))
         else:
             print(f"{name:37s}{middle:8.1f} us (least {least:.1f})")
+    if options.json:
+        print(json.dumps({"case": "memory", "bytes_per_thread": memory}))
+    else:
+        print(
+            f"\nextra memory of all modes, 8 requests, V = 151936: {memory / 1e6:.2f} MB per thread (target: under 1)"
+        )
 
 
 # ---- pytest bench/bench_verify.py ----------------------------------------------------------------
