@@ -12,7 +12,7 @@ import torch
 
 import device_calls
 import places
-from specdec_kernels import registry, use_backend
+from specdec_kernels import gpu, registry, use_backend
 from verify_cases import bounds, captured, keys
 
 MORE = int(os.environ.get("SPECDEC_DEVICE_CALLS", "300"))  # random calls per operation; Triton compiles many variants
@@ -113,8 +113,23 @@ def test_the_same_bits_every_time_and_in_any_batch(place):
         assert not differences(on(place, one), [part[b : b + 1] for part in first])
 
 
-def test_rows_beyond_32_bits(place):
-    need(place, "verify", "quantize_int8")
+@pytest.mark.parametrize("chunks", [0, 1, 3])
+def test_any_split_of_the_vocabulary_gives_the_same_bits(place, chunks, monkeypatch):
+    need(place, "verify")
+    if place.name == "triton":
+        pytest.skip("triton: the split is not an option")
+    call = device_calls.wide(7, 2, 30_000 if place.device == "cuda" else 2000, torch.bfloat16)
+    function, arguments, options = places.put(call, place.device)
+    options["return_logprobs"] = True
+    with place.running():
+        want = function(*arguments, **options)
+        monkeypatch.setattr(gpu.verify, "CHUNKS", chunks)
+        assert not differences(function(*arguments, **options), want)
+
+
+@pytest.mark.parametrize("operation", ["verify", "sample", "quantize_int8"])
+def test_rows_beyond_32_bits(place, operation):
+    need(place, operation)
     stride, vocabulary = 2**31 + 8, 1000
     if place.free_bytes() < 3 * stride * 2 + 2**30:
         pytest.skip(f"{place.name}: less than {3 * stride * 2 + 2**30 >> 30} GiB of device memory are free")
@@ -122,12 +137,15 @@ def test_rows_beyond_32_bits(place):
     far = torch.empty(2 * stride + vocabulary, dtype=torch.bfloat16, device=place.device)
     far = far.as_strided((3, vocabulary), (stride, 1))
     far.copy_(rows)
-    function, arguments, options = device_calls.sk.verify, (rows, rows[:2].argmax(1), bounds([2])), keys(1)
-    want = function(*arguments, max_drafts=2, **options)
-    moved = places.put((arguments[1:], {"max_drafts": 2, **options}), place.device)
+    function, more, options = {
+        "verify": (device_calls.sk.verify, (rows[:2].argmax(1), bounds([2])), {"max_drafts": 2, **keys(1)}),
+        "sample": (device_calls.sk.sample, (), keys(3)),
+        "quantize_int8": (device_calls.sk.quantize_int8, (), {}),
+    }[operation]
+    want = function(rows, *more, **options)
+    more, options = places.put((more, options), place.device)
     with place.running():
-        assert not differences(function(far, *moved[0], **moved[1]), want)
-        assert not differences(device_calls.sk.quantize_int8(far), device_calls.sk.quantize_int8(rows))
+        assert not differences(function(far, *more, **options), want)
 
 
 # ---- bad values --------------------------------------------------------------------------------------------------
