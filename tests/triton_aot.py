@@ -28,7 +28,7 @@ class Form(NamedTuple):
     name: str
     kernel: object
     arguments: dict
-    warps: int
+    threads: int
 
 
 # Types of the kernels' arguments by their names; others are integers.
@@ -38,18 +38,21 @@ TYPES = {
     "target_listed": "*i32", "draft_listed": "*i32", "draft_kind": "*i1", "draft_ids": "*i32", "cu_drafts": "*i32",
     "draft_tokens": "*i64", "tokens": "*i64", "num_accepted": "*i32", "all_flags": "*i32",
     "seeds": "*i64", "positions": "*i64", "indices": "*i32",
-    "temperature": "fp32", "top_p": "fp32", "min_p": "fp32",
-    "temperatures": "*fp32", "top_ks": "*i32", "top_ps": "*fp32", "min_ps": "*fp32",
+    "temperature": "fp32", "top_p": "fp32", "min_p": "fp32", "theta": "fp32", "eps": "fp32", "delta": "fp32",
+    "temperatures": "*fp32", "thetas": "*fp32", "top_ks": "*i32", "top_ps": "*fp32", "min_ps": "*fp32",
     "target_stride": "i64", "draft_stride": "i64", "stride": "i64",
 }  # fmt: skip
-CONSTANTS = {"G": 4096, "DRAFT_G": 4096, "WIDTH": 8, "TILE": 64, "LOGPROBS": True, "DRAFT_PROBS": False}  # 152k ids
+CONSTANTS = {
+    "G": 4096, "DRAFT_G": 4096, "WIDTH": 8, "TILE": 64,  # rows of 152k ids, up to 7 drafts
+    "FIELDS": 3, "PROBS": False, "ALL": False, "ENTROPY": False, "RULE": "token",
+}  # fmt: skip
 NO_DRAFTS = dict.fromkeys(("drafts", "draft_stats", "draft_settled", "draft_listed", "draft_kind", "draft_ids"))
 NO_FILTERS = dict.fromkeys(("target_settled", "draft_settled", "settled"))
 
 
-def form(name, kernel, warps, **given):
+def form(name, kernel, threads, **given):
     known = {**TYPES, **CONSTANTS, **given}
-    return Form(name, kernel, {argument: known.get(argument, "i32") for argument in kernel.arg_names}, warps)
+    return Form(name, kernel, {argument: known.get(argument, "i32") for argument in kernel.arg_names}, threads)
 
 
 def forms():
@@ -57,25 +60,27 @@ def forms():
     from specdec_kernels.triton_kernels.plain import sample_kernel
     from specdec_kernels.triton_kernels.settle import settle_kernel
     from specdec_kernels.triton_kernels.survey import survey_kernel
+    from specdec_kernels.verify import RULES
 
     found = []
     for dtype in ("fp32", "fp16", "bf16"):
         rows = {"target": f"*{dtype}", "drafts": f"*{dtype}", "logits": f"*{dtype}"}
         found += [
-            form(f"survey {dtype}", survey_kernel, 4, **rows),
-            form(f"settle {dtype}", settle_kernel, 8, **rows),
-            form(f"verify {dtype}", verify_kernel, 8, **rows),
-            form(f"sample {dtype}", sample_kernel, 8, **rows),
+            form(f"survey {dtype}", survey_kernel, 128, **rows),
+            form(f"settle {dtype}", settle_kernel, 512, **rows),
+            form(f"verify {dtype}", verify_kernel, 512, **rows),
+            form(f"sample {dtype}", sample_kernel, 512, **rows),
         ]
-    probs = {"target": "*bf16", "drafts": "*fp32", "DRAFT_PROBS": True}
-    points = {"target": "*bf16", **NO_DRAFTS, **NO_FILTERS}
+    probs = {"target": "*bf16", "drafts": "*fp32", "PROBS": True, "draft_settled": None}
+    points = {"target": "*bf16", **NO_DRAFTS, **NO_FILTERS, "FIELDS": 2}
     return [
         *found,
-        form("survey draft_probs", survey_kernel, 4, **probs),
-        form("verify draft_probs", verify_kernel, 8, **probs),
-        form("verify points", verify_kernel, 8, **points),
-        form("verify points greedy", verify_kernel, 8, **points, seeds=None, positions=None),
-        form("sample plain", sample_kernel, 8, logits="*bf16", **NO_FILTERS),
+        form("survey draft_probs", survey_kernel, 128, **probs),
+        form("settle typical", settle_kernel, 512, **points | {"target_settled": "*fp64"}, ENTROPY=True),
+        *(form(f"verify {rule} draft_probs", verify_kernel, 512, **probs, RULE=rule) for rule in RULES),
+        form("verify points", verify_kernel, 512, **points),
+        form("verify points greedy", verify_kernel, 512, **points, seeds=None, positions=None),
+        form("sample plain", sample_kernel, 512, logits="*bf16", **NO_FILTERS),
     ]
 
 
@@ -89,12 +94,14 @@ def compile_form(form, target):
         gpu = GPUTarget("hip", target, 32 if target.startswith("gfx1") else 64)
     else:
         gpu = GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
-    constants = {name: kind for name, kind in form.arguments.items() if not isinstance(kind, str)}
+    constants = {name: kind for name, kind in form.arguments.items() if name.isupper() or kind is None}
     signature = {name: "constexpr" if name in constants else kind for name, kind in form.arguments.items()}
     pointers = (i for i, kind in enumerate(signature.values()) if kind.startswith("*"))
     aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
     source = ASTSource(form.kernel, signature, constants, aligned)
-    return triton.compile(source, target=gpu, options={"num_warps": form.warps, "enable_fp_fusion": False})
+    return triton.compile(
+        source, target=gpu, options={"num_warps": form.threads // gpu.warp_size, "enable_fp_fusion": False}
+    )
 
 
 def resources(name, target, compiled):
@@ -129,17 +136,23 @@ def _cuobjdump():
     return knobs.nvidia.cuobjdump.path
 
 
+def compile_each(targets):
+    assert os.environ.get("TRITON_INTERPRET") != "1", "an interpreted kernel can't be compiled"
+    for target in targets:
+        for each in forms():
+            yield resources(each.name, target, compile_form(each, target))
+
+
 def compile_all(targets=TARGETS):
     """The resources of every form for every target."""
-    assert os.environ.get("TRITON_INTERPRET") != "1", "an interpreted kernel can't be compiled"
-    return [resources(form.name, target, compile_form(form, target)) for target in targets for form in forms()]
+    return list(compile_each(targets))
 
 
 def main():
     targets = sys.argv[1].split(",") if len(sys.argv) > 1 else ("sm_90", "gfx942")
     print(f"{'target':10}{'registers':>10}{'spilled':>9}{'shared':>8}  kernel")
-    for kernel in compile_all(targets):
-        print(f"{kernel.target:10}{kernel.registers:10}{kernel.spilled:9}{kernel.shared:8}  {kernel.name}")
+    for k in compile_each(targets):
+        print(f"{k.target:10}{k.registers:10}{k.spilled:9}{k.shared:8}  {k.name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,52 +1,150 @@
 """Last launch of ``verify``: one program per request walks its rows, judges the drafts and draws the last token.
 
-Launches: survey (all rows, split over the vocabulary), settle (all rows; only with filters), this. Rows after the first
-refusal are surveyed, but nothing here looks at them.
+Launches: survey (all rows, split over the vocabulary); settle (all rows; only with filters or for rule "typical"); this.
 """
 
 import triton
 import triton.language as tl
 
 from ..reference import request
-from ..registry import Unsupported
-from .draw import draft_probability, draw
-from .launch import Rows, filtered, launch, on_device, per_request, survey_and_settle, warps
+from .draw import draw
+from .launch import Matrix, Sampling, describe, launch, on_device
 from .philox import COIN, LAST, PLAIN, uniform
-from .row import argmax, entries, masses, read_survey, unfiltered, weigh
-from .settle import of_request
+from .proposal import Drafts, draft_probability, read_proposal
+from .row import (
+    GROUP,
+    SETTLED,
+    Rows,
+    argmax,
+    entries,
+    log_probability,
+    of_request,
+    read_facts,
+    read_survey,
+    unfiltered,
+    weigh,
+    weight_of,
+)
 
 HARD_TARGET, NO_CANDIDATE = tl.constexpr(request.HARD_TARGET), tl.constexpr(request.NO_CANDIDATE)
 BAD_VALUE, BAD_DRAFT = tl.constexpr(request.BAD_VALUE), tl.constexpr(request.BAD_DRAFT)
+STEP = tl.constexpr(2048)  # ids at a time where a whole row is summed up
+ENTROPY_OF_A_POINT = tl.constexpr(-1e-5)
 
 
 @triton.jit
-def read_facts(row, columns, stats, groups, settled, place, temperature, G: tl.constexpr):
-    """What settle stored, or the facts of an unfiltered row; and each group's top and mass or a bound of it."""
-    top, sums = read_survey(stats, groups, G)
-    if settled is not None:
-        settled += place * 5
-        best = tl.load(settled).to(tl.float32)
-        total = tl.load(settled + 1)
-        cut = tl.load(settled + 2).to(tl.float32)
-        last = tl.load(settled + 3).to(tl.int32)
-        nan = tl.load(settled + 4).to(tl.int32)
-    else:
-        best, total, cut, last, nan = unfiltered(row, columns, top, sums, temperature, G)
-    mass = tl.where(top >= cut, masses(top, sums, best, temperature, last, G), 0.0)
-    return top, mass, best, total, cut, last, nan
+def good_sampling(t, top_p, least):
+    """Whether the parameters can be used; false for NaN."""
+    return (t >= 0.0) & (t < float("inf")) & (top_p >= 0.0) & (least <= 1.0)
 
 
 @triton.jit
-def log_probability(row, columns, token, stats, groups, G: tl.constexpr):
-    """log-softmax of the raw row at a token."""
-    group = tl.arange(0, G)
-    top = tl.load(stats + group, mask=group < groups, other=float("-inf"))
-    total = tl.load(stats + 2 * groups + group, mask=group < groups, other=0.0)
-    best = tl.max(top, axis=0)
-    x = tl.load(row + token).to(tl.float32)
-    mass = tl.sum((total * tl.exp(tl.where(total > 0.0, top - best, 0.0))).to(tl.float64), axis=0)
-    logprob = x.to(tl.float64) - best.to(tl.float64) - tl.log(mass)
-    return tl.where(best == float("inf"), 0.0, logprob).to(tl.float32)
+def coin(seeds, positions, b, i):
+    """Coin i of request b. The keys are loaded here so that nothing derived from them stays in registers."""
+    return uniform(tl.load(seeds + b), tl.load(positions + b), i + COIN, i * 0)
+
+
+@triton.jit
+def typical_bound(eps, delta, entropy):
+    """min(eps, delta * exp(-H)): what p(x) has to exceed (Medusa, 2401.10774)."""
+    return tl.minimum(tl.full([], eps, tl.float64), delta * tl.exp(-entropy))
+
+
+@triton.jit
+def left_over(target, r, facts, drafts, proposal, draft, temperature, least, ratio,
+              PROBS: tl.constexpr, DENSE: tl.constexpr):  # fmt: skip
+    """sum max(ratio * p - q, 0) over row r."""
+    total = tl.full([], 0.0, tl.float64)
+    scale = ratio / facts.total
+    tops = target.stats + r * target.fields * target.groups
+    for at in range(0, target.columns, STEP):
+        ids = at + tl.arange(0, STEP)
+        inside = ids < target.columns
+        inside = inside & (tl.load(tops + ids // GROUP, mask=inside, other=float("-inf")) >= facts.cut)
+        if tl.max(inside.to(tl.int32), axis=0) > 0:
+            x = entries(target.data + r * target.stride, ids, inside)
+            w = weigh(x, ids, temperature, facts, least) * scale
+            w = tl.where((ids == draft) & (proposal.dense == 0), 0.0, w)
+            if DENSE:
+                if proposal.dense:
+                    w -= draft_probability(drafts, proposal.row, ids, inside, proposal.facts, temperature, least, PROBS)
+            total += tl.sum(tl.maximum(w, 0.0), axis=0)
+    return total
+
+
+@triton.jit
+def chance(s, ratio):
+    """S/(S + 1 - r): with what chance a block that could go on ends here."""
+    return tl.where(s + 1.0 - ratio > 0.0, s / tl.where(s + 1.0 - ratio > 0.0, s + 1.0 - ratio, 1.0), 1.0)
+
+
+@triton.jit
+def _walk(target, drafts, draft_tokens, start, b, proposals, t, least, theta, eps, delta, seeds, positions, going,
+          RULE: tl.constexpr, RANDOM: tl.constexpr, PROBS: tl.constexpr, DENSE: tl.constexpr,
+          G: tl.constexpr, DRAFT_G: tl.constexpr):  # fmt: skip
+    """Judges the drafts: how many are accepted, flags, and r of the residual max(r*p - q, 0) that gives the last token
+    (0: p itself does)."""
+    accepted = start * 0
+    flags = start * 0
+    residual = tl.full([], 0.0, tl.float64)
+    ratio = tl.full([], 1.0, tl.float64)
+    i = start * 0
+    while going:
+        r = (start + b + i).to(tl.int64)
+        draft = tl.load(draft_tokens + start + i, mask=i < proposals, other=-1).to(tl.int32)
+        accept = draft < -1
+        if (t == 0.0) & (RULE != "threshold"):
+            top, sums = read_survey(target, r, G)
+            if (tl.min(sums, axis=0) < 0.0) | (tl.max(top, axis=0) == float("inf")):
+                flags = flags | HARD_TARGET
+            accept = (draft >= 0) & (argmax(target, r, top, G) == draft)
+            if RULE == "typical":
+                accept = accept & (typical_bound(eps, delta, tl.full([], ENTROPY_OF_A_POINT, tl.float64)) < 1.0)
+            accepted += accept.to(tl.int32)
+        elif RANDOM or RULE == "threshold":
+            temperature = tl.where(t == 0.0, 1.0, t)
+            facts, _ = read_facts(target, r, temperature, G)
+            candidates = facts.best > float("-inf")
+            if (facts.nan != 0) | (facts.best == float("inf")):
+                flags = flags | HARD_TARGET
+            if RULE == "typical":
+                if (draft >= 0) & candidates:
+                    p = weight_of(target, r, draft, temperature, facts, least) / facts.total
+                    accept = p > typical_bound(eps, delta, tl.load(target.settled + r * SETTLED + 5))
+                accepted += accept.to(tl.int32)
+            else:
+                d = (start + i).to(tl.int64)
+                proposal = read_proposal(drafts, d, draft, temperature, least, RULE == "threshold", PROBS, DRAFT_G)
+                if (draft >= 0) & (proposal.usable == 0):
+                    flags = flags | BAD_DRAFT
+                judged = proposal.usable & candidates
+                w = tl.where(judged, weight_of(target, r, draft, temperature, facts, least), 0.0)
+                if RULE == "threshold":
+                    top, sums = read_survey(target, r, G)
+                    raw = unfiltered(target, r, top, sums, temperature, G)
+                    p = weight_of(target, r, draft, temperature, raw, -1.0) / raw.total
+                    accept = judged & (w > 0.0) & (p / proposal.q > tl.full([], theta, tl.float64))
+                    accepted += accept.to(tl.int32)
+                elif RULE == "token":
+                    if judged:
+                        accept = coin(seeds, positions, b, i) * proposal.q < w / facts.total
+                        residual = (accept == 0).to(tl.float64)
+                    accepted += accept.to(tl.int32)
+                else:  # block: the longest prefix whose coin is below its h
+                    h = ratio
+                    u = coin(seeds, positions, b, tl.maximum(i - 1, 0))
+                    if judged & (i > 0) & (u < ratio):
+                        s = left_over(target, r, facts, drafts, proposal, draft, temperature, least, ratio, PROBS,
+                                      DENSE)  # fmt: skip
+                        h = chance(s, ratio)
+                    if (i == 0) | (u < h):
+                        accepted = i
+                        residual = tl.where(judged, ratio, 0.0)
+                    accept = judged
+                    ratio = tl.minimum(ratio * (w / facts.total) / tl.where(judged, proposal.q, 1.0), 1.0)
+        i += 1
+        going = accept
+    return accepted, flags, residual
 
 
 @triton.jit
@@ -54,18 +152,19 @@ def verify_kernel(
     target, target_stride, columns, target_stats, target_groups, target_settled,
     drafts, draft_stride, draft_columns, draft_stats, draft_groups, draft_settled, draft_kind, draft_ids, steps,
     draft_tokens, cu_drafts, draft_count, width,
-    temperature, temperatures, top_p, top_ps, min_p, min_ps, seeds, positions,
+    temperature, temperatures, top_p, top_ps, min_p, min_ps, theta, thetas, eps, delta, seeds, positions,
     tokens, num_accepted, logprobs, all_flags,
-    DRAFT_PROBS: tl.constexpr, G: tl.constexpr, DRAFT_G: tl.constexpr, WIDTH: tl.constexpr,
+    RULE: tl.constexpr, FIELDS: tl.constexpr, PROBS: tl.constexpr,
+    G: tl.constexpr, DRAFT_G: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     start = tl.load(cu_drafts + b)
     count = tl.load(cu_drafts + b + 1) - start
     t = of_request(temperature, temperatures, b)
-    p = of_request(top_p, top_ps, b)
     least = of_request(min_p, min_ps, b)
+    bound = of_request(theta, thetas, b)
     good = (start >= 0) & (count >= 0) & (start + count <= draft_count) & (count < width)
-    good = good & (t >= 0.0) & (t < float("inf")) & (p >= 0.0) & (least <= 1.0)  # false for NaN
+    good = good & good_sampling(t, of_request(top_p, top_ps, b), least) & (bound == bound)
 
     # The proposals end before the first -1; all of them have to be ids.
     place = tl.arange(0, WIDTH)
@@ -74,97 +173,39 @@ def verify_kernel(
     wrong = ((proposed < 0) | (proposed >= columns)) & (place < proposals)
     good = good & (tl.max(wrong.to(tl.int32), axis=0) == 0)
 
-    stats_per_row = (3 if logprobs is not None else 2) * target_groups
-    flags = tl.where(good, 0, BAD_VALUE)
-    accepted = tl.full([], 0, tl.int32)
-    token = tl.full([], -1, tl.int32)
-    walking = good
-    while walking:
-        r = (start + b + accepted).to(tl.int64)
-        row = target + r * target_stride
-        draft = tl.full([], -1, tl.int32)
-        if accepted < proposals:
-            draft = tl.load(draft_tokens + start + accepted).to(tl.int32)
-        accept = False
-        if t == 0.0:
-            top, sums = read_survey(target_stats + r * stats_per_row, target_groups, G)
-            best = tl.max(top, axis=0)
-            if (tl.min(sums, axis=0) < 0.0) | (best == float("inf")):
-                flags = flags | HARD_TARGET
-            if best > float("-inf"):
-                token = argmax(row, columns, top, G)
-                accept = (draft >= 0) & (token == draft)
-            else:
-                token = tl.full([], -1, tl.int32)
-        elif seeds is not None:
-            seed = tl.load(seeds + b)
-            position = tl.load(positions + b)
-            top, mass, best, total, cut, last, nan = read_facts(
-                row, columns, target_stats + r * stats_per_row, target_groups, target_settled, r, t, G
-            )
-            candidates = best > float("-inf")
-            if (nan > 0) | (best == float("inf")):
-                flags = flags | HARD_TARGET
+    RANDOM: tl.constexpr = seeds is not None
+    DENSE: tl.constexpr = drafts is not None
+    rows = Rows(target, target_stride, columns, target_stats, FIELDS, target_groups, target_settled)
+    q = Drafts(
+        Rows(drafts, draft_stride, draft_columns, draft_stats, 2, draft_groups, draft_settled),
+        draft_kind, draft_ids, steps,
+    )  # fmt: skip
+    accepted, flags, residual = _walk(
+        rows, q, draft_tokens, start, b, proposals, t, least, bound, eps, delta, seeds, positions, good,
+        RULE, RANDOM, PROBS, DENSE, G, DRAFT_G,
+    )  # fmt: skip
 
-            # q, and whether its row is of any use.
+    token = b * 0 - 1
+    r = (start + b + accepted).to(tl.int64)
+    if good == 0:
+        flags = b * 0 + BAD_VALUE
+    elif t == 0.0:
+        top, _ = read_survey(rows, r, G)
+        token = argmax(rows, r, top, G)
+    elif RANDOM:
+        facts, mass = read_facts(rows, r, t, G)
+        if facts.best > float("-inf"):
+            refused = tl.load(draft_tokens + start + accepted, mask=residual > 0.0, other=-1).to(tl.int32)
             d = (start + accepted).to(tl.int64)
-            dense = False
-            usable = draft >= 0
-            q = tl.full([], 1.0, tl.float64)
-            draft_row = row
-            draft_best = best
-            draft_total = total
-            draft_cut = cut
-            draft_last = last
-            if drafts is not None:
-                draft_row = drafts + d * draft_stride
-                dense = draft >= 0
-                if draft_kind is not None:
-                    dense = dense & (tl.load(draft_kind + d, mask=dense, other=1) == 0)
-                if dense:
-                    draft_stats_here = draft_stats + d * 2 * draft_groups
-                    if DRAFT_PROBS:
-                        _, sums = read_survey(draft_stats_here, draft_groups, DRAFT_G)
-                        usable = tl.min(sums, axis=0) >= 0.0
-                    else:
-                        _, _, draft_best, draft_total, draft_cut, draft_last, nan = read_facts(
-                            draft_row, draft_columns, draft_stats_here, draft_groups, draft_settled, d, t, DRAFT_G,
-                        )  # fmt: skip
-                        usable = (nan == 0) & (draft_best > float("-inf"))
-                    if usable:
-                        q = draft_probability(draft_row, draft_columns, draft, True, draft_ids, steps, t, draft_best,
-                                              draft_total, draft_cut, draft_last, least,
-                                              not DRAFT_PROBS)  # fmt: skip
-                        usable = q > 0.0
-                    if usable == 0:
-                        flags = flags | BAD_DRAFT
-
-            refused = False
-            if usable & candidates:
-                w = weigh(entries(row, draft, True), draft, t, best, cut, last, least)
-                u = uniform(seed, position, accepted + COIN, tl.full([], 0, tl.uint32))
-                accept = u * q < w / total
-                refused = accept == 0
-                token = draft
-            if accept == 0:
-                token = tl.full([], -1, tl.int32)
-                if candidates:
-                    purpose = tl.where(proposals == 0, PLAIN, accepted + LAST)
-                    token = draw(
-                        row, columns, mass, t, best, cut, last, least,
-                        tl.where(refused, 1.0 / total, 1.0), tl.where(refused & (dense == 0), draft, -1),
-                        refused & dense,
-                        draft_row, draft_columns, draft_ids, steps, draft_best, draft_total, draft_cut, draft_last,
-                        seed, position, purpose,
-                        drafts is not None, not DRAFT_PROBS, G,
-                    )  # fmt: skip
-        if accept:
-            accepted += 1
-        else:
-            walking = False
-
+            proposal = read_proposal(q, d, refused, t, least, False, PROBS, DRAFT_G)
+            point = tl.where(proposal.dense, -1, refused)
+            factor = tl.where(proposal.dense, facts.total / tl.where(residual > 0.0, residual, 1.0), 0.0)
+            purpose = tl.where(proposals == 0, PLAIN, accepted + LAST)
+            token = draw(rows, r, facts, mass, t, least, factor, point, q, proposal, tl.load(seeds + b),
+                         tl.load(positions + b), purpose, DENSE, PROBS, G)  # fmt: skip
     if good & (token < 0):
         flags = flags | NO_CANDIDATE
+
     emitted = tl.where(place < accepted, proposed, tl.where(place == accepted, token.to(tl.int64), -1))
     out = b.to(tl.int64) * width
     tl.store(tokens + out + place, emitted, mask=place < width)
@@ -173,41 +214,33 @@ def verify_kernel(
     if logprobs is not None:
         tl.store(logprobs + out + place, float("nan"), mask=(place < width) & (emitted < 0))
         for i in range(accepted + (token >= 0).to(tl.int32)):
-            r = (start + b + i).to(tl.int64)
             id_ = tl.sum(tl.where(place == i, emitted, 0), axis=0)
-            logprob = log_probability(
-                target + r * target_stride, columns, id_, target_stats + r * stats_per_row, target_groups, G
-            )
-            tl.store(logprobs + out + i, logprob)
+            tl.store(logprobs + out + i, log_probability(rows, (start + b + i).to(tl.int64), id_, G))
 
 
 def verify(
     target_logits, draft_tokens, cu_drafts, draft_rows, draft_is_logits, draft_ids, draft_kind,
     temperature, top_k, top_p, min_p, seed, position, rule, theta, typical, tokens, num_accepted, logprobs, flags,
 ):  # fmt: skip
-    if rule != "token":
-        raise Unsupported(f"rule {rule!r}")
     requests, width = tokens.shape
     if requests == 0:
         return
-    filters = filtered(top_k, top_p, min_p) and seed is not None
-    target = Rows(target_logits, filters, logprobs is not None)
-    draft = None if draft_rows is None or seed is None else Rows(draft_rows, filters and draft_is_logits)
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed, position, rule)
+    target = Matrix(target_logits, sampling.settled, logprobs is not None)
+    draft = None
+    if draft_rows is not None and sampling.reads_drafts:
+        draft = Matrix(draft_rows, sampling.settled and draft_is_logits and rule != "threshold")
     with on_device(target_logits):
-        survey_and_settle(
-            target, draft, draft_kind, draft_is_logits, cu_drafts, len(draft_tokens), requests, width,
-            temperature, top_k, top_p, min_p, logprobs is not None,
-        )  # fmt: skip
+        describe(
+            target, draft, not draft_is_logits, draft_kind, cu_drafts, len(draft_tokens), requests, width, sampling
+        )
         launch(
-            verify_kernel, (requests,),
-            target.rows, target.stride, target.columns, target.stats, target.groups, target.settled,
-            *((None, 0, 0, None, 0, None) if draft is None else (
-                draft.rows, draft.stride, draft.columns, draft.stats, draft.groups, draft.settled
-            )),
-            draft_kind, draft_ids, 0 if draft_ids is None else len(draft_ids).bit_length(),
+            verify_kernel, (requests,), target.threads,
+            *target.arguments, *Matrix.arguments_of(draft), draft_kind, draft_ids,
+            0 if draft_ids is None else len(draft_ids).bit_length(),
             draft_tokens, cu_drafts, len(draft_tokens), width,
-            *per_request(temperature), *per_request(top_p), *per_request(min_p), seed, position,
+            *sampling.temperature, *sampling.top_p, *sampling.min_p, *sampling.theta(theta), *typical, seed, position,
             tokens, num_accepted, logprobs, flags,
-            DRAFT_PROBS=not draft_is_logits, G=target.padded, DRAFT_G=1 if draft is None else draft.padded,
-            WIDTH=triton.next_power_of_2(width), warps=warps(target),
+            RULE=rule, FIELDS=target.fields, PROBS=not draft_is_logits,
+            G=target.padded, DRAFT_G=1 if draft is None else draft.padded, WIDTH=triton.next_power_of_2(width),
         )  # fmt: skip

@@ -7,28 +7,58 @@ import triton
 
 from ..registry import Unsupported
 from . import interpreted
-from .row import GROUP
+from .row import GROUP, SETTLED
 from .settle import TILE as LISTED
 from .settle import settle_kernel
 from .survey import TILE, survey_kernel
 
-LARGEST = 1 << 20  # groups; beyond that a row's numbers no longer fit a program
+LARGEST = 1 << 17  # groups: beyond 8 million ids a row's numbers no longer fit a program
 
 
-class Rows:
-    """A matrix of rows and its workspace: 8 bytes per 64 ids, 4 more each for log-probabilities and for filters."""
+class Matrix:
+    """Rows on the device and their workspace: 8 bytes per 64 ids, 4 more each for log-probabilities and for lists."""
 
-    def __init__(self, rows, filtered, logprobs=False):
-        self.rows, self.stride, self.columns = rows, rows.stride(0), rows.shape[1]
+    def __init__(self, rows, settled, logprobs=False):
+        self.rows, self.columns, self.fields = rows, rows.shape[1], 3 if logprobs else 2
         self.groups = triton.cdiv(self.columns, GROUP.value)
-        self.chunks = triton.cdiv(self.groups, TILE)
         self.padded = max(64, triton.next_power_of_2(self.groups))
         if self.padded > LARGEST:
             raise Unsupported(f"rows of {self.columns} ids")
-        count = len(rows)
-        self.stats = rows.new_empty((count, 3 if logprobs else 2, self.groups), dtype=torch.float32)
-        self.listed = rows.new_empty((count, self.groups), dtype=torch.int32) if filtered else None
-        self.settled = rows.new_empty((count, 5), dtype=torch.float64) if filtered else None
+        self.threads = min(max(self.padded // 8, 128), 512)  # of a program that holds all groups of a row
+        self.stats = rows.new_empty((len(rows), self.fields, self.groups), dtype=torch.float32)
+        self.listed = rows.new_empty((len(rows), self.groups), dtype=torch.int32) if settled else None
+        self.settled = rows.new_empty((len(rows), SETTLED.value), dtype=torch.float64) if settled else None
+
+    @property
+    def surveyed(self):
+        return self.rows, self.rows.stride(0), self.columns, self.stats, self.groups
+
+    @property
+    def arguments(self):
+        return *self.surveyed, self.settled
+
+    @staticmethod
+    def arguments_of(matrix):
+        return (None, 0, 0, None, 0, None) if matrix is None else matrix.arguments
+
+
+class Sampling:
+    """The parameters that all operations share, as the kernels take them, and what they need."""
+
+    def __init__(self, temperature, top_k, top_p, min_p, seed, position, rule="token"):
+        given = [isinstance(value, torch.Tensor) for value in (top_k, top_p, min_p)]
+        filtered = any(given) or top_k > 0 or top_p < 1 or min_p > 0
+        random = seed is not None
+        self.all = rule == "threshold"  # greedy requests need their rows' distributions, too
+        self.entropy = rule == "typical"
+        self.settled = (filtered or self.entropy) and (random or self.all)
+        self.reads_drafts = rule != "typical" and (random or self.all)
+        self.temperature, self.top_p, self.min_p = per_request(temperature), per_request(top_p), per_request(min_p)
+        self.top_k = per_request(top_k, 0)
+
+    @staticmethod
+    def theta(theta):
+        return per_request(0.0 if theta is None else theta)
 
 
 def per_request(value, unused=0.0):
@@ -36,16 +66,26 @@ def per_request(value, unused=0.0):
     return (unused, value) if isinstance(value, torch.Tensor) else (value, None)
 
 
-def filtered(top_k, top_p, min_p):
-    """Whether a filter may be on."""
-    return (
-        isinstance(top_k, torch.Tensor)
-        or isinstance(top_p, torch.Tensor)
-        or isinstance(min_p, torch.Tensor)
-        or top_k > 0
-        or top_p < 1
-        or min_p > 0
-    )
+def describe(target, draft, draft_probs, draft_kind, cu_drafts, draft_count, requests, width, sampling):
+    """The launches before the last one: survey, and settle if it is needed. ``draft``: a Matrix or None."""
+    drafts = (None, 0, 0, None, 0) if draft is None else draft.surveyed
+    chunks = triton.cdiv(max(target.groups, drafts[-1]), TILE)
+    launch(
+        survey_kernel, (requests, width if draft is None else 2 * width - 1, chunks), 128,
+        *target.surveyed, *drafts, draft_kind, cu_drafts, draft_count, width, *sampling.temperature,
+        FIELDS=target.fields, PROBS=draft_probs, ALL=sampling.all, TILE=TILE,
+    )  # fmt: skip
+    if target.settled is None:
+        return
+    both = draft is not None and draft.settled is not None
+    drafts = (*drafts, draft.listed, draft.settled) if both else (None, 0, 0, None, 0, None, None)
+    launch(
+        settle_kernel, (requests, 2 * width - 1 if both else width), target.threads,
+        *target.surveyed, target.listed, target.settled, *drafts, draft_kind, cu_drafts, draft_count, width,
+        *sampling.temperature, *sampling.top_k, *sampling.top_p, *sampling.min_p,
+        FIELDS=target.fields, ALL=sampling.all, ENTROPY=sampling.entropy,
+        G=target.padded, DRAFT_G=draft.padded if both else 1, TILE=LISTED,
+    )  # fmt: skip
 
 
 def on_device(tensor):
@@ -55,41 +95,10 @@ def on_device(tensor):
     return torch.cuda.device(tensor.device)
 
 
-def launch(kernel, grid, *args, warps=4, **constants):
-    options = {} if interpreted() else {"num_warps": warps, "enable_fp_fusion": False}
+def launch(kernel, grid, threads, *args, **constants):
+    options = {}
+    if not interpreted():
+        warp = triton.runtime.driver.active.get_current_target().warp_size
+        # No fused multiply-add, so that equal rows have equal totals wherever they are computed.
+        options = {"num_warps": threads // warp, "enable_fp_fusion": False}
     kernel[grid](*args, **constants, **options)
-
-
-def survey_and_settle(
-    target, draft, draft_kind, draft_is_logits, cu_drafts, draft_count, requests, width,
-    temperature, top_k, top_p, min_p, logprobs,
-):  # fmt: skip
-    """The launches that describe every row; ``target`` and ``draft`` (or None) are :class:`Rows`."""
-    drafts = (
-        (None, 0, 0, None, 0) if draft is None else (draft.rows, draft.stride, draft.columns, draft.stats, draft.groups)
-    )
-    chunks = max(target.chunks, 0 if draft is None else draft.chunks)
-    slots = width if draft is None else 2 * width - 1
-    launch(
-        survey_kernel, (requests * chunks, slots),
-        target.rows, target.stride, target.columns, target.stats, target.groups, target.chunks,
-        *drafts, draft_kind, cu_drafts, draft_count, width, *per_request(temperature), chunks,
-        DRAFT_PROBS=not draft_is_logits, LOGPROBS=logprobs, TILE=TILE,
-    )  # fmt: skip
-    if target.settled is None:
-        return
-    settled = draft is not None and draft_is_logits
-    launch(
-        settle_kernel, (requests, 2 * width - 1 if settled else width),
-        target.rows, target.stride, target.columns, target.stats, target.groups, target.listed, target.settled,
-        *(drafts if settled else (None, 0, 0, None, 0)),
-        draft.listed if settled else None, draft.settled if settled else None, draft_kind,
-        cu_drafts, draft_count, width,
-        *per_request(temperature), *per_request(top_k, 0), *per_request(top_p), *per_request(min_p),
-        LOGPROBS=logprobs, G=target.padded, DRAFT_G=draft.padded if settled else 1, TILE=LISTED,
-        warps=warps(target),
-    )  # fmt: skip
-
-
-def warps(rows):
-    return 8 if rows.padded > 1024 else 4

@@ -3,11 +3,11 @@
 import triton
 import triton.language as tl
 
-from .chain import log_probability, read_facts
+from .chain import good_sampling
 from .draw import draw
-from .launch import Rows, filtered, launch, on_device, per_request, survey_and_settle, warps
-from .row import argmax, read_survey
-from .settle import of_request
+from .launch import Matrix, Sampling, describe, launch, on_device, per_request
+from .proposal import Drafts, read_proposal
+from .row import Rows, argmax, log_probability, of_request, read_facts, read_survey
 
 
 @triton.jit
@@ -15,52 +15,45 @@ def sample_kernel(
     logits, stride, columns, stats, groups, settled,
     temperature, temperatures, top_p, top_ps, min_p, min_ps, seeds, positions, stream, index, indices,
     tokens, logprobs,
-    G: tl.constexpr,
+    FIELDS: tl.constexpr, G: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     t = of_request(temperature, temperatures, b)
-    p = of_request(top_p, top_ps, b)
     least = of_request(min_p, min_ps, b)
     i = of_request(index, indices, b)
-    row = logits + b.to(tl.int64) * stride
-    here = stats + b.to(tl.int64) * (3 if logprobs is not None else 2) * groups
-    token = tl.full([], -1, tl.int32)
-    nothing = token  # is subtracted from p
+    rows = Rows(logits, stride, columns, stats, FIELDS, groups, settled)
+    r = b.to(tl.int64)
+    token = b * 0 - 1
     if t == 0.0:
-        top, _ = read_survey(here, groups, G)
-        if tl.max(top, axis=0) > float("-inf"):
-            token = argmax(row, columns, top, G)
+        top, _ = read_survey(rows, r, G)
+        token = argmax(rows, r, top, G)
     elif seeds is not None:
-        if (t > 0.0) & (t < float("inf")) & (p >= 0.0) & (least <= 1.0):  # false for NaN
-            _, mass, best, total, cut, last, _ = read_facts(row, columns, here, groups, settled, b.to(tl.int64), t, G)
-            if best > float("-inf"):
-                token = draw(
-                    row, columns, mass, t, best, cut, last, least, tl.full([], 1.0, tl.float64), nothing, nothing >= 0,
-                    row, columns, None, 0, best, total, cut, last,
-                    tl.load(seeds + b), tl.load(positions + b), (stream << 24) | i,
-                    False, False, G,
-                )  # fmt: skip
+        if good_sampling(t, of_request(top_p, top_ps, b), least):
+            facts, mass = read_facts(rows, r, t, G)
+            if facts.best > float("-inf"):
+                none = Drafts(Rows(None, 0, 0, None, 2, 0, None), None, None, 0)
+                nothing = read_proposal(none, r, token, t, least, False, False, 1)
+                token = draw(rows, r, facts, mass, t, least, tl.full([], 0.0, tl.float64), token, none, nothing,
+                             tl.load(seeds + b), tl.load(positions + b), (stream << 24) | i, False, False,
+                             G)  # fmt: skip
     tl.store(tokens + b, token.to(tl.int64))
     if logprobs is not None:
+        logprob = tl.full([], float("nan"), tl.float32)
         if token >= 0:
-            tl.store(logprobs + b, log_probability(row, columns, token, here, groups, G))
-        else:
-            tl.store(logprobs + b, float("nan"))
+            logprob = log_probability(rows, r, token, G)
+        tl.store(logprobs + b, logprob)
 
 
 def sample(logits, temperature, top_k, top_p, min_p, seed, position, stream, index, tokens, logprobs):
-    if len(tokens) == 0:
+    requests = len(tokens)
+    if requests == 0:
         return
-    filters = filtered(top_k, top_p, min_p) and seed is not None
-    rows = Rows(logits, filters, logprobs is not None)
+    sampling = Sampling(temperature, top_k, top_p, min_p, seed, position)
+    rows = Matrix(logits, sampling.settled, logprobs is not None)
     with on_device(logits):
-        survey_and_settle(
-            rows, None, None, True, None, 0, len(tokens), 1, temperature, top_k, top_p, min_p, logprobs is not None
-        )
+        describe(rows, None, False, None, None, 0, requests, 1, sampling)
         launch(
-            sample_kernel, (len(tokens),),
-            rows.rows, rows.stride, rows.columns, rows.stats, rows.groups, rows.settled,
-            *per_request(temperature), *per_request(top_p), *per_request(min_p), seed, position, stream,
-            *per_request(index, 0), tokens, logprobs,
-            G=rows.padded, warps=warps(rows),
+            sample_kernel, (requests,), rows.threads,
+            *rows.arguments, *sampling.temperature, *sampling.top_p, *sampling.min_p, seed, position,
+            stream, *per_request(index, 0), tokens, logprobs, FIELDS=rows.fields, G=rows.padded,
         )  # fmt: skip

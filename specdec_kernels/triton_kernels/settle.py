@@ -13,7 +13,8 @@ same time rather than one after the other by the request's program.
 import triton
 import triton.language as tl
 
-from .row import GROUP, LOWEST, MANY, entries, masses, read_survey, unfiltered
+from .row import GROUP, LOWEST, MANY, SETTLED, Rows, entries, masses, of_request, read_survey, unfiltered
+from .survey import slot_of
 
 TILE = 64  # listed groups per step
 FLOOR_STEPS = tl.constexpr(16)  # of the floor's bisection, which need not be exact
@@ -107,21 +108,32 @@ def _nth_equal(row, columns, listed, count, value, n, cut, last, TILE: tl.conste
 
 
 @triton.jit
-def _settle(
-    row, columns, stats, groups, listed, temperature, top_k, top_p, min_p, out, G: tl.constexpr, TILE: tl.constexpr
-):  # fmt: skip
-    top, sums = read_survey(stats, groups, G)
-    best, total, cut, last, nan = unfiltered(row, columns, top, sums, temperature, G)
+def _settle(rows, r, listed, temperature, top_k, top_p, min_p, ENTROPY: tl.constexpr, G: tl.constexpr,
+            TILE: tl.constexpr):  # fmt: skip
+    row = rows.data + r * rows.stride
+    columns = rows.columns
+    listed += r * rows.groups
+    top, sums = read_survey(rows, r, G)
+    facts = unfiltered(rows, r, top, sums, temperature, G)
+    best = facts.best
+    total = facts.total
+    cut = facts.cut
+    last = facts.last
     by_count = (top_k > 0) & (top_k < columns)
     by_mass = top_p < 1.0
-    if (best < float("inf")) & (best > float("-inf")) & (by_count | by_mass | (min_p > 0.0)):
+    by_weight = min_p > 0.0
+    # What the entropy sums: p log(p + 1e-5), of a point mass log(1 + 1e-5).
+    entropy = tl.full([], -1e-5, tl.float64)
+    if (best < float("inf")) & (best > float("-inf")) & (by_count | by_mass | by_weight | ENTROPY):
         mass = masses(top, sums, best, temperature, last, G)
         floor = tl.full([], LOWEST, tl.float32)
-        if (by_count | by_mass) & (groups > TILE):
+        if (by_count | by_mass) & (rows.groups > TILE):
             floor = _floor(top, mass, best, temperature, by_count, top_k, top_p.to(tl.float64) * total)
         active = (top >= floor) & (top > float("-inf"))
         if (by_count == 0) & (by_mass == 0):
-            active = tl.exp((top - best) / temperature) >= min_p * 0.9999
+            # Without filters all weights are needed for the entropy only, and p below 1e-9 count as p log(1e-5).
+            relevant = tl.where(by_weight, min_p * 0.9999, 1e-9 * total.to(tl.float32))
+            active = tl.exp((top - best) / temperature) >= relevant
         rank = tl.cumsum(active.to(tl.int32), axis=0)
         tl.store(listed + rank - 1, tl.arange(0, G), mask=active)
         count = tl.max(rank, axis=0)
@@ -150,16 +162,29 @@ def _settle(
                 cut = value
                 total = above_mass + n * each
 
-        total = tl.full([], 0.0, tl.float64)
-        for at in range(0, count, TILE):
-            _, x, kept = _candidates(row, columns, listed, count, at, cut, last, TILE)
-            w = tl.exp((x - best) / temperature)
-            total += _sum(tl.where(kept & (w >= min_p), w, 0.0))
+        if by_count | by_mass | by_weight:
+            total = tl.full([], 0.0, tl.float64)
+            for at in range(0, count, TILE):
+                _, x, kept = _candidates(row, columns, listed, count, at, cut, last, TILE)
+                w = tl.exp((x - best) / temperature)
+                total += _sum(tl.where(kept & (w >= min_p), w, 0.0))
+        if ENTROPY:
+            entropy = tl.full([], 0.0, tl.float64)
+            if (by_count == 0) & (by_mass == 0) & (by_weight == 0):
+                unlisted = tl.sum(tl.where(active, 0.0, mass).to(tl.float64), axis=0)
+                entropy = unlisted / total * 11.512925464970229
+            for at in range(0, count, TILE):
+                _, x, kept = _candidates(row, columns, listed, count, at, cut, last, TILE)
+                w = tl.exp((x - best) / temperature)
+                p = tl.where(kept & (w >= min_p), w, 0.0) / total.to(tl.float32)
+                entropy -= _sum(p * tl.log(p + 1e-5))
+    out = rows.settled + r * SETTLED
     tl.store(out, best.to(tl.float64))
     tl.store(out + 1, total)
     tl.store(out + 2, cut.to(tl.float64))
     tl.store(out + 3, last.to(tl.float64))
-    tl.store(out + 4, nan.to(tl.float64))
+    tl.store(out + 4, facts.nan.to(tl.float64))
+    tl.store(out + 5, entropy)
 
 
 @triton.jit
@@ -168,43 +193,31 @@ def settle_kernel(
     drafts, draft_stride, draft_columns, draft_stats, draft_groups, draft_listed, draft_settled, draft_kind,
     cu_drafts, draft_count, width,
     temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps,
-    LOGPROBS: tl.constexpr, G: tl.constexpr, DRAFT_G: tl.constexpr, TILE: tl.constexpr,
+    FIELDS: tl.constexpr, ALL: tl.constexpr, ENTROPY: tl.constexpr,
+    G: tl.constexpr, DRAFT_G: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(0)
-    slot = tl.program_id(1)  # as in the survey
-    first = b
-    count = 0
-    if cu_drafts is not None:
-        first = tl.load(cu_drafts + b)
-        count = tl.load(cu_drafts + b + 1) - first
-        if (first < 0) | (count < 0) | (first + count > draft_count) | (count >= width):
-            count = -1
+    """Programs (request, slot) as in the survey. ALL: greedy requests, too, as at temperature 1."""
+    b, slot, first, count = slot_of(cu_drafts, draft_count, width)
     t = of_request(temperature, temperatures, b)
     k = of_request(top_k, top_ks, b)
     p = of_request(top_p, top_ps, b)
     least = of_request(min_p, min_ps, b)
+    wanted = t >= 0.0
+    if not ALL:
+        wanted = t != 0.0
+    t = tl.where(t == 0.0, 1.0, t)
     if slot < width:
-        if (slot <= count) & (t != 0.0):
-            row = (first + slot).to(tl.int64)
-            if cu_drafts is not None:
-                row += b
-            _settle(target + row * target_stride, columns,
-                    target_stats + row * (3 if LOGPROBS else 2) * target_groups, target_groups,
-                    target_listed + row * target_groups, t, k, p, least, target_settled + row * 5, G, TILE)  # fmt: skip
+        r = (first + slot).to(tl.int64)
+        if cu_drafts is not None:
+            r += b
+        if wanted & (slot <= count):
+            rows = Rows(target, target_stride, columns, target_stats, FIELDS, target_groups, target_settled)
+            _settle(rows, r, target_listed, t, k, p, least, ENTROPY, G, TILE)
     elif drafts is not None:
-        needed = (slot - width < count) & (t != 0.0)
-        row = (first + slot - width).to(tl.int64)
+        wanted = wanted & (slot - width < count)
+        r = (first + slot - width).to(tl.int64)
         if draft_kind is not None:
-            needed = needed & (tl.load(draft_kind + row, mask=needed, other=1) == 0)
-        if needed:
-            _settle(drafts + row * draft_stride, draft_columns, draft_stats + row * 2 * draft_groups, draft_groups,
-                    draft_listed + row * draft_groups, t, k, p, least, draft_settled + row * 5, DRAFT_G,
-                    TILE)  # fmt: skip
-
-
-@triton.jit
-def of_request(value, values, b):
-    """A parameter of request b: one number for all, or a tensor."""
-    if values is not None:
-        value = tl.load(values + b)
-    return value
+            wanted = wanted & (tl.load(draft_kind + r, mask=wanted, other=1) == 0)
+        if wanted:
+            rows = Rows(drafts, draft_stride, draft_columns, draft_stats, 2, draft_groups, draft_settled)
+            _settle(rows, r, draft_listed, t, k, p, least, False, DRAFT_G, TILE)

@@ -12,7 +12,7 @@ what comes later touches V/64 numbers per row, and of the row itself only the gr
 import triton
 import triton.language as tl
 
-from .row import GROUP
+from .row import GROUP, of_request
 
 TILE = 64  # groups per program
 
@@ -40,41 +40,49 @@ def _survey(row, columns, chunk, temperature, out, groups, PROBS: tl.constexpr, 
 
 
 @triton.jit
-def survey_kernel(
-    target, target_stride, columns, target_stats, target_groups, target_chunks,  # M rows
-    drafts, draft_stride, draft_columns, draft_stats, draft_groups, draft_kind,  # N rows or None
-    cu_drafts, draft_count, width,  # None: one row per request
-    temperature, temperatures,  # a number for all, or a tensor
-    chunks,  # the larger number of chunks of the two kinds of rows
-    DRAFT_PROBS: tl.constexpr, LOGPROBS: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    b = tl.program_id(0) // chunks
-    chunk = tl.program_id(0) % chunks
-    slot = tl.program_id(1)  # 0 .. width - 1: target rows of the request; from width on: its draft rows
+def slot_of(cu_drafts, draft_count, width):
+    """The place of a program (request, slot): slots up to width - 1 are the request's target rows, then its draft rows.
+
+    Returns (request, slot, the request's first row in cu_drafts' count, its drafts; -1: bad, no row may be touched).
+    """
+    b = tl.program_id(0)
+    slot = tl.program_id(1)
     first = b
-    count = 0
+    count = b * 0
     if cu_drafts is not None:
         first = tl.load(cu_drafts + b)
         count = tl.load(cu_drafts + b + 1) - first
         if (first < 0) | (count < 0) | (first + count > draft_count) | (count >= width):
-            count = -1  # no row of it is touched
-    t = temperature
-    if temperatures is not None:
-        t = tl.load(temperatures + b)
+            count = count * 0 - 1
+    return b, slot, first, count
+
+
+@triton.jit
+def survey_kernel(
+    target, target_stride, columns, target_stats, target_groups,  # M rows
+    drafts, draft_stride, draft_columns, draft_stats, draft_groups, draft_kind,  # N rows or None
+    cu_drafts, draft_count, width,  # cu_drafts None: one row per request
+    temperature, temperatures,  # a number for all, or a tensor
+    FIELDS: tl.constexpr, PROBS: tl.constexpr, ALL: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Programs (request, slot, chunk of the vocabulary). ALL: greedy requests' draft rows, too."""
+    b, slot, first, count = slot_of(cu_drafts, draft_count, width)
+    chunk = tl.program_id(2)
+    t = of_request(temperature, temperatures, b)
     if slot < width:
-        if (slot <= count) & (chunk < target_chunks):
-            row = first + slot
-            if cu_drafts is not None:
-                row += b
-            out = target_stats + row.to(tl.int64) * (3 if LOGPROBS else 2) * target_groups
-            begin = target + row.to(tl.int64) * target_stride
-            _survey(begin, columns, chunk, tl.where(t == 0.0, 1.0, t), out, target_groups, False, LOGPROBS, TILE)
+        row = (first + slot).to(tl.int64)
+        if cu_drafts is not None:
+            row += b
+        if (slot <= count) & (chunk * TILE < target_groups):
+            _survey(target + row * target_stride, columns, chunk, tl.where(t == 0.0, 1.0, t),
+                    target_stats + row * FIELDS * target_groups, target_groups, False, FIELDS == 3, TILE)  # fmt: skip
     elif drafts is not None:
-        needed = (slot - width < count) & (t != 0.0)
-        row = first + slot - width
+        needed = (slot - width < count) & (chunk * TILE < draft_groups)
+        if not ALL:
+            needed = needed & (t != 0.0)
+        row = (first + slot - width).to(tl.int64)
         if draft_kind is not None:
             needed = needed & (tl.load(draft_kind + row, mask=needed, other=1) == 0)
         if needed:
-            out = draft_stats + row.to(tl.int64) * 2 * draft_groups
-            begin = drafts + row.to(tl.int64) * draft_stride
-            _survey(begin, draft_columns, chunk, t, out, draft_groups, DRAFT_PROBS, False, TILE)
+            _survey(drafts + row * draft_stride, draft_columns, chunk, tl.where(t == 0.0, 1.0, t),
+                    draft_stats + row * 2 * draft_groups, draft_groups, PROBS, False, TILE)  # fmt: skip

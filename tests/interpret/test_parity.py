@@ -10,6 +10,7 @@ import specdec_kernels as sk
 import specdec_kernels.reference.sample
 import specdec_kernels.reference.verify
 from specdec_kernels import registry
+from specdec_kernels.verify import RULES as VERIFY_RULES
 from verify_cases import bounds, captured, keys, random_call, same
 
 REFERENCE = {name: sys.modules[f"specdec_kernels.reference.{name}"] for name in ("verify", "sample")}
@@ -35,26 +36,28 @@ def agrees(function, *args, **options):
     return equal
 
 
-def verify_agrees(number):
-    *tensors, options = random_call(number)
-    return agrees(sk.verify, *tensors, **options)
+def all_agree(operation, numbers):
+    """All of a list of random calls of the operation; one in a hundred may be fragile."""
+    calls = [device_calls.MAKERS[operation](number) for number in numbers]
+    fragile = sum(not agrees(function, *args, **options) for function, args, options in calls)
+    assert fragile <= 1 + len(calls) // 100
 
 
 def test_verify_on_random_calls():
-    fragile = sum(not verify_agrees(number) for number in range(20))
-    assert fragile <= 1
+    rules = {device_calls.verify(number)[2]["rule"] for number in range(16)}
+    assert rules == set(VERIFY_RULES)
+    all_agree("verify", range(16))
 
 
 def test_sample_on_random_calls():
     calls = [device_calls.sample(number) for number in range(40)]
-    calls = [(args, options) for _, args, options in calls if args[0].shape[1] < 40_000][:20]
+    calls = [(args, options) for _, args, options in calls if args[0].shape[1] < 40_000][:16]
     assert sum(not agrees(sk.sample, *args, **options) for args, options in calls) <= 1
 
 
 @pytest.mark.slow
 def test_verify_on_many_calls():
-    fragile = sum(not verify_agrees(number) for number in range(1000, 1600))
-    assert fragile <= 6
+    all_agree("verify", range(1000, 1600))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
