@@ -37,7 +37,7 @@ void Row::read(const Source& source, int threads) {
   point_ = -1;
   if (max_ == INFINITY) {  // from here on, a row with one candidate of logit 0
     const int64_t g = first_group(top_, max_);
-    point_ = source.first_equal(g * kGroup, max_);
+    point_ = source.find(g * kGroup, source.size, max_);
     std::fill(top_.begin(), top_.end(), -INFINITY);
     top_[g] = max_ = 0.0f;
   }
@@ -58,7 +58,7 @@ void Row::load_support(int64_t g, float* l) const {
 int64_t Row::argmax() const {
   if (point_ >= 0) return point_;
   const int64_t g = first_group(top_, max_);
-  return source_.first_equal(g * kGroup, max_);
+  return source_.find(g * kGroup, source_.size, max_);
 }
 
 // Float arithmetic will do, unless the row is a point mass in place of what is in memory or the temperature is extreme.

@@ -83,17 +83,18 @@ Prefix Row::ending(float cut, int64_t n, double mass) const {
   return {cut, last, mass};
 }
 
-// The id of the n-th entry, from 1, that equals value, or of the last one; n becomes how many are missing.
+// The id of the n-th entry of the support, from 1, that equals value, or of the last one; n becomes how many are
+// missing.
 int64_t Row::nth_equal(float value, int64_t* n) const {
+  if (point_ >= 0) return --*n, point_;
+  const int64_t end = value == cut_ ? last_ + 1 : source_.size;
   int64_t last = -1;
-  for (int64_t g = 0; g < groups() && *n > 0; ++g) {
+  for (int64_t g = 0; g * kGroup < end; ++g) {
     if (top_[g] < value) continue;
-    float l[kGroup];
-    load_support(g, l);
-    for (int64_t i = 0; i < kGroup && *n > 0; ++i) {
-      if (l[i] != value) continue;
-      last = g * kGroup + i;
-      --*n;
+    const int64_t stop = std::min(end, (g + 1) * kGroup);
+    for (int64_t id = g * kGroup; (id = source_.find(id, stop, value)) < stop; ++id) {
+      last = id;
+      if (--*n == 0) return last;
     }
   }
   return last;

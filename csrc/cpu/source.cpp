@@ -30,8 +30,8 @@ void Source::load(int64_t g, float* l) const {
   }
 }
 
-int64_t Source::first_equal(int64_t begin, float value) const {
-  return begin + row_kernels(dtype).find(at(begin), size - begin, value);
+int64_t Source::find(int64_t begin, int64_t end, float value) const {
+  return begin + row_kernels(dtype).find(at(begin), end - begin, value);
 }
 
 bool Source::block_tops(int64_t block, float* out, int threads) const {
@@ -85,7 +85,7 @@ int64_t row_argmax(const Source& source, int threads, bool* hard) {
   const bool nan = source.block_tops(kGroup, tops.data(), threads);
   const float best = largest(tops);
   *hard = nan || best == INFINITY;
-  return best == -INFINITY ? -1 : source.first_equal(first_group(tops, best) * kGroup, best);
+  return best == -INFINITY ? -1 : source.find(first_group(tops, best) * kGroup, source.size, best);
 }
 
 }  // namespace sk

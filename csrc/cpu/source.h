@@ -17,8 +17,8 @@ struct Source {
   float operator[](int64_t i) const;
   int64_t bytes() const { return size * (dtype == Dtype::kF32 ? 4 : 2); }
   int64_t groups() const { return (size + kGroup - 1) / kGroup; }
-  void load(int64_t g, float* l) const;                   // ids 64 g .. 64 g + 63, with -inf for NaN and beyond the end
-  int64_t first_equal(int64_t begin, float value) const;  // the first id >= begin of a value that is known to be there
+  void load(int64_t g, float* l) const;  // ids 64 g .. 64 g + 63, with -inf for NaN and beyond the end
+  int64_t find(int64_t begin, int64_t end, float value) const;  // the first id in [begin, end) of that value, or end
 
   // out[b] = largest entry of block b, the last block may be short; returns whether a NaN was met.
   bool block_tops(int64_t block, float* out, int threads) const;
