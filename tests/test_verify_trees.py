@@ -186,8 +186,8 @@ def test_drawn_siblings_take_turns(backend):
 
 
 def test_q_loses_a_refused_sibling_and_is_renormalised(backend):
-    """p = (.1, .3, .6), q = (.5, .25, .25). Id 0 is accepted with .2. Of p is left (0, .05, .35), of q (0, .5, .5): id 1
-    is accepted with (.05/.4)/.5 = .25, and otherwise id 2 comes."""
+    """p = (.1, .3, .6), q = (.5, .25, .25). Id 0 is accepted with .2. Of p is left (0, .05, .35), of q (0, .5, .5):
+    id 1 is accepted with (.05/.4)/.5 = .25, and otherwise id 2 comes."""
     n = MANY.get(backend, 8000)
     rows = torch.stack([logits_of([0.1, 0.3, 0.6])] * 3)
     verdict = repeated(n, rows, [0, 1], [-1, -1], draft_probs=[[0.5, 0.25, 0.25]] * 2)
