@@ -1,6 +1,6 @@
 """The GPU backends against eager PyTorch and FlashInfer on the same device, and against its copy bandwidth.
 
-    python bench/bench_gpu.py [--out bench/results] [--seconds 150] [--tests junit.xml]
+    python bench/bench_gpu.py [--out bench/results] [--seconds 90] [--tests DIR]
     python bench/bench_gpu.py --device cpu --out DIR        # dry run: the same steps and the same JSON, no GPU figure
 
 Writes <out>/<device>.json. No such file is committed yet: this has not run on a GPU, and any figure for one that is
@@ -181,11 +181,14 @@ def said(*command):
         return None
 
 
-def counted(path):
-    """How many device tests passed, failed and were skipped, by pytest's junit file."""
-    suite = next(xml.etree.ElementTree.parse(path).iter("testsuite"))
-    count = {name: int(suite.get(name)) for name in ("tests", "failures", "errors", "skipped")}
-    return count | {"passed": count["tests"] - count["failures"] - count["errors"] - count["skipped"]}
+def counted(folder):
+    """How many device tests passed, failed and were skipped, by pytest's junit files."""
+    counts = {}
+    for path in sorted(folder.glob("*.xml")):
+        suite = next(xml.etree.ElementTree.parse(path).iter("testsuite"))
+        count = {name: int(suite.get(name)) for name in ("failures", "errors", "skipped")}
+        counts[path.stem] = {"passed": int(suite.get("tests")) - sum(count.values()), **count}
+    return counts
 
 
 def write(facts, folder):
@@ -208,9 +211,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
     parser.add_argument("--out", type=Path, help="folder of the result (default: bench/results; a dry run needs one)")
-    parser.add_argument("--seconds", type=float, default=150, help="starts nothing new after this time")
+    parser.add_argument("--seconds", type=float, default=90, help="starts nothing new after this time")
     parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--tests", type=Path, help="junit file of the device tests, to be summed up in the result")
+    parser.add_argument("--tests", type=Path, help="folder of junit files of the device tests, for the result")
     options = parser.parse_args()
     dry = options.device == "cpu"
     if dry and options.out is None:

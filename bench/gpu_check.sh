@@ -67,17 +67,26 @@ backend() { # what is used, and that the module for this device is among it
 export -f build backend
 export python work root kind
 
-step 200 "build" bash -euo pipefail -c build
+step 180 "build" bash -euo pipefail -c build
 cd "$work" # in the source folder Python would import specdec_kernels from there
 export PYTHONPATH=$work/site
 step 30 "what is used" bash -euo pipefail -c backend
 failed=0
-step 190 "every operation on the device" "$python" -m pytest -c "$root/pyproject.toml" --rootdir "$root" -p no:cacheprovider \
-  -rs --junitxml "$work/tests.xml" "$root/tests/test_device.py" || failed=1
-tests=()
-[ -e "$work/tests.xml" ] && tests=(--tests "$work/tests.xml")
-step 150 "benchmarks" "$python" "$root/bench/bench_gpu.py" --device "$device" --out "$out" --seconds 110 "${tests[@]}" ||
-  failed=1
+tests() { # tests NAME SECONDS CALLS EXPRESSION: the device tests that the expression names
+  SPECDEC_DEVICE_CALLS=$3 step "$2" "every operation on the device: $1" "$python" -m pytest -c "$root/pyproject.toml" \
+    --rootdir "$root" -p no:cacheprovider -rs --junitxml "$work/tests/$1.xml" -k "$4" "$root/tests/test_device.py"
+}
+mkdir "$work/tests"
+if [ "$device" = cpu ]; then
+  tests emulator 150 300 "emulator" || failed=1
+else
+  tests "$kind" 100 300 "not triton and not emulator" || failed=1
+  if "$python" -c 'import sys, specdec_kernels as sk; sys.exit(sk.backends()["triton"]["reason"])'; then
+    tests triton 150 50 "triton" || failed=1 # fewer calls: each new kind is compiled when it is made
+  fi
+fi
+step 130 "benchmarks" "$python" "$root/bench/bench_gpu.py" --device "$device" --out "$out" --seconds 90 \
+  --tests "$work/tests" || failed=1
 echo
 echo "$((SECONDS - started)) s in all"
 exit $failed

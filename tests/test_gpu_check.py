@@ -75,12 +75,34 @@ def test_the_script_is_well_formed_and_explains_itself():
     assert done.returncode == 2 and "--dry-run DIR" in done.stdout and "No GPU has run this yet" in done.stdout
 
 
+@pytest.mark.parametrize(("kind", "arch"), [("cuda", "90"), ("hip", "gfx942")])
+@pytest.mark.parametrize("tests_pass", [True, False])
+def test_the_steps_on_a_device(tmp_path, kind, arch, tests_pass):
+    """With a stand-in for Python that says which device there is and writes down what it is asked to do."""
+    log, python = tmp_path / "log", tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'echo "$SPECDEC_WITH_CUDA,$SPECDEC_CUDA_ARCHS,$SPECDEC_WITH_HIP,$SPECDEC_HIP_ARCHS: $*" >> {log}\n'
+        f'case "$*" in -) cat > /dev/null; echo {kind} {arch};; *pytest*) exit {int(not tests_pass)};; esac\n'
+    )
+    python.chmod(0o755)
+    done = run(bash(), SCRIPT, PYTHON=str(python))
+    assert done.returncode == int(not tests_pass), done.stdout + done.stderr
+    variables = {"cuda": "1,90,,:", "hip": "0,,1,gfx942:"}[kind]
+    lines = log.read_text().splitlines()[1:]
+    assert all(line.startswith(variables) for line in lines)
+    wanted = ["pip install", "-m specdec_kernels", f"/{kind}.xml", "/triton.xml", "bench_gpu.py --device cuda --out"]
+    places = [next(i for i, line in enumerate(lines) if text in line) for text in wanted]
+    assert places == sorted(places)
+
+
 @pytest.mark.slow
 def test_dry_run_of_the_script(tmp_path):
     done = run(bash(), SCRIPT, "--dry-run", tmp_path / "out")
     assert done.returncode == 0, done.stdout + done.stderr
     facts = results(tmp_path / "out")
-    assert facts["tests"]["passed"] > 0 and facts["tests"]["failures"] == facts["tests"]["errors"] == 0
+    counts = facts["tests"]["emulator"]
+    assert counts["passed"] > 10 and counts["failures"] == counts["errors"] == 0
 
 
 @pytest.fixture
