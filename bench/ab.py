@@ -3,6 +3,7 @@
 result = compare(a, b, pairs=15)
 result.ratio             # median of time(a) / time(b) over the pairs
 result.interval          # bootstrap 95 % interval of that median
+result.least             # the shortest time(a) / the shortest time(b): what a busy machine disturbs least
 noise = aa(a, pairs=15)  # the same statistic for a against itself: an effect inside this interval is no effect
 """
 
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 class Comparison:
     ratio: float
     interval: tuple
+    least: float
     a_seconds: float
     b_seconds: float
     pairs: int
@@ -57,6 +59,7 @@ def compare(a, b, *, pairs=15, repeat=1, warmup=2):
     return Comparison(
         ratio=statistics.median(ratios),
         interval=_bootstrap(ratios),
+        least=min(ta for ta, _ in times) / min(tb for _, tb in times),
         a_seconds=statistics.median(ta for ta, _ in times),
         b_seconds=statistics.median(tb for _, tb in times),
         pairs=pairs,
