@@ -63,7 +63,7 @@ double DraftRow::value(int64_t column) const {
 void DraftRow::group(int64_t g, double* q) const {
   const int64_t begin = g * kGroup, end = begin + kGroup;
   if (ids_ == nullptr && kind_ == Kind::kLogits) {
-    row_.group(g, q);
+    if (row_.group(g, q) == 0.0) return;
     for (int i = 0; i < kGroup; ++i) q[i] /= total_;
     return;
   }

@@ -129,6 +129,10 @@ double Row::weight(int64_t id) const {
 }
 
 double Row::group(int64_t g, double* w) const {
+  if (mass_[g] == 0.0) {  // behind a filter: most groups of a row with a nucleus
+    std::fill(w, w + kGroup, 0.0);
+    return 0.0;
+  }
   float l[kGroup];
   load_support(g, l);
   return group_kernels().exp64(l, max_, inv_t_, cut_, least_, w);
