@@ -8,7 +8,7 @@ namespace sk {
 
 class Candidates {
  public:
-  static constexpr int64_t kMost = 8192;
+  static constexpr int64_t kMost = 2048;
 
   // Where a prefix of the order (logit descending) ends: it holds every entry above cut, `equal` of those that equal
   // it, and weighs `mass`.

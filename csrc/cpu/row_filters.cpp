@@ -13,8 +13,8 @@
 namespace sk {
 namespace {
 
-constexpr int kSteps = 3;
-constexpr double kFloors[kSteps] = {-3.0, -6.0, -9.0};  // log weights from which on a nucleus is looked for first
+constexpr double kFloors[] = {-3.0, -6.0, -9.0};  // log weights from which on a nucleus is looked for first
+constexpr int kSteps = sizeof kFloors / sizeof *kFloors;
 
 Candidates& scratch() {
   thread_local const std::unique_ptr<Candidates> candidates = std::make_unique<Candidates>();
@@ -133,7 +133,7 @@ float Row::floor_of(double log_weight) const {
 // The entries of [floor, ceiling]; false if they are too many.
 bool Row::gather(float floor, float ceiling, Candidates* out) const {
   out->clear();
-  const bool plain = point_ < 0 && last_ == source_.size - 1;
+  const bool plain = point_ < 0 && (floor > cut_ || last_ == source_.size - 1);
   const int64_t whole = plain ? source_.size / kGroup : 0;
   const RowKernels& kernels = row_kernels(source_.dtype);
   if (!out->add(kernels.collect(source_.data, whole, top_.data(), floor, ceiling, out->room(), out->end())))

@@ -10,12 +10,14 @@ namespace {
 
 constexpr int kLinearPasses = 3;
 
-// Logits that divide (low, high] evenly, on their own scale or, where they cluster, on that of their bits.
-void divide(float low, float high, bool linear, float* at) {
+// Logits that divide (low, high] evenly, on their own scale or, where they cluster, on that of their bits. What lies
+// below `usual` is not worth more than one of them.
+void divide(float low, float usual, float high, bool linear, float* at) {
   const uint32_t low_key = order_key(low), high_key = order_key(high);
+  const double start = usual < high ? std::max(low, usual) : low;
   for (int j = 0; j < kThresholds; ++j) {
-    const double share = (j + 1.0) / (kThresholds + 1);
-    const float value = linear ? static_cast<float>(low + share * (static_cast<double>(high) - low))
+    const double share = (j + (low < start ? 0.0 : 1.0)) / (kThresholds + 1);
+    const float value = linear ? static_cast<float>(start + share * (high - start))
                                : of_order_key(low_key + static_cast<uint32_t>(share * (high_key - low_key)));
     at[j] = std::min(std::max(value, std::nextafter(low, INFINITY)), high);
   }
@@ -45,12 +47,15 @@ void Row::sums_from(const float* at, bool by_mass, double* sums) const {
 // low. The logits [low, high] between which it ends are narrowed to a ninth at a time, until the entries there can be
 // gathered or are all equal.
 Prefix Row::narrow(double need, bool by_mass, float low, Candidates* found) const {
-  float high = max_;
+  float high = max_, least_top = max_;
+  for (const float top : top_)
+    if (top > -INFINITY) least_top = std::min(least_top, top);
+  const float usual = 3.0f * least_top - 2.0f * max_;
   double above = 0.0;  // held by the entries > high
   for (int pass = 0; low < high; ++pass) {
     float at[kThresholds];
     double sums[kThresholds];
-    divide(low, high, pass < kLinearPasses, at);
+    divide(low, usual, high, pass < kLinearPasses, at);
     sums_from(at, by_mass, sums);
     int j = 0;
     while (j < kThresholds && sums[j] >= need) ++j;
