@@ -5,10 +5,10 @@
 
 K = 4 drafts per request on rows of the real model (tests/data). "all rows": every draft is accepted, so all rows count;
 "early exit": each request's first draft is refused, so one row per request counts and the rest is never read. All
-sides of a ratio take turns in one run; a ratio inside the A/A interval means nothing; "least" compares the shortest
-times, which a busy machine disturbs least. Per (request, vocabulary entry)
-"bytes" is what the rows that the verdict depends on hold, "floor" what the case must cost at least. Targets are those
-for 8 requests with all rows needed.
+sides of a ratio take turns in one run; a ratio inside the A/A interval means nothing. "least" compares the shortest
+times, which a busy machine disturbs least; so do the columns of the slow rivals, which get few turns. Per (request,
+vocabulary entry) "bytes" is what the rows that the verdict depends on hold, "floor" what the case must cost at least.
+Targets are those for 8 requests with all rows needed.
 """
 
 import argparse
@@ -95,8 +95,8 @@ class Result:
         ratio, (low, high) = self.read.ratio, self.read.interval
         read = f"{ratio:.2f} [{low:.2f}, {high:.2f}]{self.read.least:7.2f}"
         target = _judged(ratio, "<=", self.target)
-        eager = _judged(self.eager.ratio, ">=", self.eager_target) if self.eager else ""
-        times = lambda other: f"{other.ratio:.1f}x" if other else "-"
+        eager = _judged(self.eager.least, ">=", self.eager_target) if self.eager else ""
+        times = lambda other: f"{other.least:.1f}x" if other else "-"
         return (
             f"{self.mode:37s}{self.read.a_seconds * 1e6:8.0f} us  {read:27s}{target:15s}"
             f"{times(self.eager):>8s} {eager:13s}{times(self.transformers):>8s}  {self.bytes:5.1f} / {self.floor:g}"
