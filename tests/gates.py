@@ -2,7 +2,7 @@
 
     python tests/gates.py                                   # one NVIDIA and one AMD target per compiler
     python tests/gates.py --all                             # every target
-    python tests/gates.py --nvcc sm_75,sm_80 --hipcc ""     # some
+    python tests/gates.py --nvcc sm_75,sm_80                # these and no others
     python tests/gates.py --write                           # every target, and the table data/resources.csv anew
 
 Exit code 1 if something does not compile, spills, or is not as in the table (resource_table.py); so does a compiler
@@ -21,12 +21,12 @@ from gpu_compilers import COMPILERS, setup_native
 def chosen(options):
     """[(compiler, targets)] of the compilers that are installed, and the errors about the others."""
     found, errors = [], []
+    asked = {compiler.name: getattr(options, compiler.name) for compiler in COMPILERS}
     for compiler in COMPILERS:
-        asked = getattr(options, compiler.name)
-        if asked is None:
-            targets = compiler.targets if options.all or options.write else compiler.default
+        if asked[compiler.name] is not None or any(asked.values()):
+            targets = tuple(filter(None, (asked[compiler.name] or "").split(",")))
         else:
-            targets = tuple(filter(None, asked.split(",")))
+            targets = compiler.targets if options.all or options.write else compiler.default
         if targets and not compiler.installed():
             text = f"{compiler.name}: not checked, it is not installed"
             print(text) if options.allow_missing else errors.append(text)
@@ -60,17 +60,21 @@ def update(table, kernels):
     return [k for k in table if (k.compiler, k.target) not in compiled] + kernels
 
 
-def main(arguments=None):
+def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for compiler in COMPILERS:
         known, default = ", ".join(compiler.targets), ",".join(compiler.default)
-        parser.add_argument(f"--{compiler.name}", metavar="LIST", help=f"some of {known} (default: {default})")
+        parser.add_argument(f"--{compiler.name}", metavar="LIST", help=f"some of {known} (without any list: {default})")
     parser.add_argument("--all", action="store_true", help="every target of every compiler")
-    parser.add_argument("--write", action="store_true", help="write the table instead of comparing; implies --all")
+    parser.add_argument(
+        "--write", action="store_true", help="write the table instead of comparing; without lists of everything"
+    )
     parser.add_argument("--allow-missing", action="store_true", help="a compiler that is not installed is no failure")
-    options = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
 
-    begin = time.monotonic()
+
+def main(arguments=None):
+    options, begin = parse(arguments), time.monotonic()
     found, missing = chosen(options)
     kernels, errors, seconds = compile_all(found)
     table = resource_table.read()

@@ -154,12 +154,24 @@ def test_a_triton_target_that_fails_is_an_error():
     assert not kernels and "triton sm_nonsense: triton_aot.py fails" in errors[0]
 
 
+def test_what_is_compiled(monkeypatch):
+    def targets(*arguments):
+        return {c.name: t for c, t in gates.chosen(gates.parse(arguments))[0]}
+
+    for compiler in COMPILERS:
+        monkeypatch.setattr(type(compiler), "installed", lambda self: True)
+    assert targets() == {c.name: c.default for c in COMPILERS}
+    assert targets("--all") == targets("--write") == {c.name: c.targets for c in COMPILERS}
+    assert targets("--nvcc", "sm_75,sm_80", "--write") == {"nvcc": ("sm_75", "sm_80")}
+    assert targets("--nvcc", "", "--hipcc", "") == {"triton": COMPILERS[2].default}
+    assert targets("--hipcc", "gfx90a", "--nvcc", "sm_90") == {"nvcc": ("sm_90",), "hipcc": ("gfx90a",)}
+
+
 def test_a_missing_compiler_fails_unless_that_is_allowed(monkeypatch, capsys):
     monkeypatch.setattr(type(COMPILERS[0]), "installed", lambda self: False)
-    others = [text for c in COMPILERS[1:] for text in (f"--{c.name}", "")]
-    assert gates.main(others) == 1
+    assert gates.main(["--nvcc", "sm_90"]) == 1
     assert "nvcc: not checked, it is not installed" in capsys.readouterr().err
-    assert gates.main([*others, "--allow-missing"]) == 0
+    assert gates.main(["--nvcc", "sm_90", "--allow-missing"]) == 0
     assert "nvcc: not checked, it is not installed" in capsys.readouterr().out
 
 
