@@ -4,20 +4,9 @@
 #include <cstring>
 
 #include "cpu/exp64.h"
-#include "cpu/fetch.h"
 #include "cpu/isa.h"
 #include "cpu/row_vectors.h"
 #include "sk/accept.h"
-
-// Rows are fetched ahead, a multiple of 64 bytes at a time.
-#if SK_X86
-#define SK_ROW_FETCH(from) const Fetch fetch(from, 1, 0)
-#define SK_ROW_FETCH_STEP(at, bytes) \
-  _Pragma("GCC unroll 4") for (int line = 0; line < static_cast<int>(bytes); line += 64) fetch.step((at) + line)
-#else
-#define SK_ROW_FETCH(from)
-#define SK_ROW_FETCH_STEP(at, bytes)
-#endif
 
 #pragma GCC diagnostic ignored "-Wuninitialized"  // GCC 12's own headers, where they want an undefined vector
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

@@ -1,6 +1,7 @@
 // Hot loops over a row of logits; row_kernels.cpp includes this once per instruction set, inside a namespace that has
 // defined the vector type Floats of kBytes bytes and a few operations on it. The other vectors are GCC's own. Every sum
-// has a fixed order.
+// has a fixed order. Rows are read from front to back without prefetching: the processor's own is faster (f32: 33 GB/s
+// against 21 on one Zen 4 core).
 
 typedef int32_t Ints __attribute__((vector_size(kBytes)));
 typedef uint32_t Words __attribute__((vector_size(kBytes)));
@@ -14,13 +15,9 @@ bool max_blocks(const void* row, int64_t blocks, int64_t block, float* out) {
   const T* x = static_cast<const T*>(row);
   const Floats lowest = Floats{} - INFINITY;
   Mask nan{};
-  SK_ROW_FETCH(row);
-  int64_t at = 0;
   for (int64_t b = 0; b < blocks; ++b) {
     Floats top[4] = {lowest, lowest, lowest, lowest};
     for (const T* stop = x + block; x != stop; x += kGroup) {
-      SK_ROW_FETCH_STEP(at, kGroup * sizeof(T));
-      at += kGroup * sizeof(T);
 #pragma GCC unroll 4
       for (int i = 0; i < kGroup; i += 4 * kFloats) {
         const Floats v[4] = {load(x + i), load(x + i + kFloats), load(x + i + 2 * kFloats), load(x + i + 3 * kFloats)};
@@ -40,15 +37,11 @@ bool max_pairs(const void* row, int64_t blocks, int64_t block, float* out) {
   const float* x = static_cast<const float*>(row);
   const Floats lowest = Floats{} - INFINITY;
   bool nan = false;
-  SK_ROW_FETCH(row);
-  int64_t at = 0;
   for (int64_t b = 0; b < blocks; ++b) {
     const float* const start = x;
     Mask suspicious{};
     Floats upper[2] = {lowest, lowest}, lower[2] = {lowest, lowest};
     for (const float* stop = x + block / 2; x != stop; x += kGroup / 2) {
-      SK_ROW_FETCH_STEP(at, 2 * kGroup);
-      at += 2 * kGroup;
 #pragma GCC unroll 4
       for (int i = 0; i < kGroup / 2; i += 2 * kFloats)
 #pragma GCC unroll 2
@@ -148,9 +141,7 @@ bool all_up_to(const void* row, int64_t n, Bits largest) {
   const Bits* x = static_cast<const Bits*>(row);
   Vector bad{};
   int64_t i = 0;
-  SK_ROW_FETCH(row);
   for (; i + 4 * kCount <= n; i += 4 * kCount) {
-    SK_ROW_FETCH_STEP(i * static_cast<int64_t>(sizeof(Bits)), 4 * kBytes);
     for (int j = 0; j < 4; ++j) {
       Vector v;
       memcpy(&v, x + i + kCount * j, sizeof v);
