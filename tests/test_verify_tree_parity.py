@@ -35,8 +35,8 @@ def compare(number, rule=None):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_fixed_list(rule):
-    fragile = sum(compare(number, rule) > 0 for number in range(60))
-    assert fragile <= 1, f"{fragile} of 60 calls differ in a fragile comparison"
+    fragile = sum(compare(number, rule) > 0 for number in range(100))
+    assert fragile <= 1, f"{fragile} of 100 calls differ in a fragile comparison"
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
@@ -56,7 +56,7 @@ def test_many_calls(rule):
 @pytest.mark.parametrize("rule", RULES)
 def test_a_chain_equals_verify(rule, backend):
     accepted = 0
-    for number in range(150):
+    for number in range(60):
         target, tokens, cu, options = random_call(number, "block" if rule == "traversal" else rule)
         if "draft_logits" in options or "draft_ids" in options or "draft_kind" in options:
             continue
@@ -70,4 +70,4 @@ def test_a_chain_equals_verify(rule, backend):
         for b, n in enumerate(tree.num_accepted.tolist()):
             assert tree.path[b].tolist() == [*range(n), *[-1] * (tree.path.shape[1] - n)]
             accepted += n
-    assert accepted > 50
+    assert accepted > 20

@@ -160,8 +160,8 @@ def random_tree_call(number, rule=None):
     """A call of verify_tree(): (target_logits, tree_tokens, parents, cu_nodes, options)."""
     rng = random.Random(number)
     generator = torch.Generator().manual_seed(number)
-    requests, vocabulary = rng.choice([1, 1, 2, 3]), rng.choice([1, 2, 5, 63, 64, 65, 200, 1000, 4097])
-    counts = [rng.choice([0, 1, 3, 6, 9]) for _ in range(requests)]
+    requests, vocabulary = rng.choice([1, 2, 3, 4]), rng.choice([1, 2, 5, 5, 8, 16, 64, 65, 200, 1000, 4097])
+    counts = [rng.choice([0, 2, 4, 6, 9]) for _ in range(requests)]
     cu, target = bounds(counts), _target_rows(rng, generator, sum(counts) + requests, vocabulary)
     options = _options(rng, generator, requests, vocabulary)
     tokens, parents = torch.zeros(sum(counts), dtype=torch.int64), torch.zeros(sum(counts), dtype=torch.int64)
@@ -169,12 +169,12 @@ def random_tree_call(number, rule=None):
     for b, start in enumerate(cu[:-1].tolist()):
         kids = {}
         for j in range(counts[b]):  # bushy, or long
-            parent = rng.choice([-1, j - 1, j - 1, rng.randrange(-1, j)])
+            parent = rng.choice([-1, j - 1, int(parents[start + j - 1]) if j else -1, rng.randrange(-1, j)])
             parents[start + j] = parent
             kids.setdefault(parent, []).append(start + j)
         for parent, mine in kids.items():
             row = target[start + b + 1 + parent].float().nan_to_num(-5, 5, -5)
-            q = _draft_rows(rng, generator, row).softmax(0)
+            q = _draft_rows(rng, generator, row, [0.001, 1.0, 4.0]).softmax(0)
             for j in mine[vocabulary:]:
                 tokens[j] = -1
             mine = mine[:vocabulary]
@@ -184,7 +184,7 @@ def random_tree_call(number, rule=None):
                 other = rng.choice([-1, rng.randrange(vocabulary)])
                 if rng.random() < 0.1 and (other < 0 or other not in tokens[mine]):
                     tokens[j] = other
-    if len(tokens) and rng.random() < 0.6:
+    if len(tokens) and rng.random() < 0.8:
         dtype = rng.choice([torch.float32, torch.bfloat16])
         options["draft_probs"] = _hard(rng, drawn.to(dtype), (torch.nan, torch.inf, -0.1, 0.0))
     return target, tokens, parents.int(), cu, _with_rule(rng, options, requests, rule, TREE_RULES)
@@ -203,11 +203,12 @@ def _parameter(rng, requests, values, dtype=torch.float32):
 
 
 def _options(rng, generator, requests, vocabulary):
+    mild = rng.random() < 0.6  # distributions, not mostly one or two tokens
     return {
-        "temperature": _parameter(rng, requests, [0.0, 0.3, 0.7, 1.0, 2.0, 1e-6]),
-        "top_k": _parameter(rng, requests, [0, 1, 3, 50, vocabulary], torch.int32),
-        "top_p": _parameter(rng, requests, [1.0, 0.9, 0.5, 0.1, 0.0]),
-        "min_p": _parameter(rng, requests, [0.0, 0.05, 0.5, 1.0]),
+        "temperature": _parameter(rng, requests, [0.7, 1.0, 2.0] if mild else [0.0, 0.3, 0.7, 1.0, 2.0, 1e-6]),
+        "top_k": _parameter(rng, requests, [0, 50] if mild else [0, 1, 3, 50, vocabulary], torch.int32),
+        "top_p": _parameter(rng, requests, [1.0, 0.95] if mild else [1.0, 0.9, 0.5, 0.1, 0.0]),
+        "min_p": _parameter(rng, requests, [0.0, 0.01] if mild else [0.0, 0.05, 0.5, 1.0]),
         "seed": torch.randint(-(2**62), 2**62, (requests,), generator=generator),
         "position": torch.randint(0, 2**40, (requests,), generator=generator),
         "return_logprobs": rng.random() < 0.5,
@@ -238,7 +239,7 @@ def _hard(rng, x, values=(torch.nan, torch.inf, -torch.inf)):
     return x
 
 
-def _draft_rows(rng, generator, target):
+def _draft_rows(rng, generator, target, noises=(0.001, 0.5, 2.0)):
     """Logits near the target's, so that drafts are accepted often, and refused with a residual."""
     noise = torch.randn(target.shape, generator=generator)
-    return (target + noise * rng.choice([0.001, 0.5, 2.0])).clamp(-30, 30)
+    return (target + noise * rng.choice(noises)).clamp(-30, 30)
