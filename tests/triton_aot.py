@@ -40,6 +40,8 @@ TYPES = {
     "seeds": "*i64", "positions": "*i64", "indices": "*i32",
     "temperature": "fp32", "top_p": "fp32", "min_p": "fp32", "theta": "fp32", "eps": "fp32", "delta": "fp32",
     "temperatures": "*fp32", "thetas": "*fp32", "top_ks": "*i32", "top_ps": "*fp32", "min_ps": "*fp32",
+    "tree_tokens": "*i64", "parents": "*i32", "cu_nodes": "*i32", "bounds": "*i32", "path": "*i32",
+    "links": "*i32", "state": "*fp64",
     "target_stride": "i64", "draft_stride": "i64", "stride": "i64",
 }  # fmt: skip
 CONSTANTS = {
@@ -60,27 +62,27 @@ def forms():
     from specdec_kernels.triton_kernels.plain import sample_kernel
     from specdec_kernels.triton_kernels.settle import settle_kernel
     from specdec_kernels.triton_kernels.survey import survey_kernel
+    from specdec_kernels.triton_kernels.tree import verify_tree_kernel
     from specdec_kernels.verify import RULES
+    from specdec_kernels.verify_tree import RULES as TREE_RULES
 
-    found = []
-    for dtype in ("fp32", "fp16", "bf16"):
-        rows = {"target": f"*{dtype}", "drafts": f"*{dtype}", "logits": f"*{dtype}"}
-        found += [
-            form(f"survey {dtype}", survey_kernel, 128, **rows),
-            form(f"settle {dtype}", settle_kernel, 512, **rows),
-            form(f"verify {dtype}", verify_kernel, 512, **rows),
-            form(f"sample {dtype}", sample_kernel, 512, **rows),
-        ]
     probs = {"target": "*bf16", "drafts": "*fp32", "PROBS": True, "draft_settled": None}
     points = {"target": "*bf16", **NO_DRAFTS, **NO_FILTERS, "FIELDS": 2}
+    logits = {"target": "*fp16", "drafts": "*fp16"}
+    rows = {dtype: {"target": f"*{dtype}", "drafts": f"*{dtype}"} for dtype in ("fp32", "fp16", "bf16")}
     return [
-        *found,
+        *(form(f"survey {dtype}", survey_kernel, 128, **rows[dtype]) for dtype in rows),
         form("survey draft_probs", survey_kernel, 128, **probs),
+        form("settle", settle_kernel, 512, **logits),
         form("settle typical", settle_kernel, 512, **points | {"target_settled": "*fp64"}, ENTROPY=True),
+        form("verify draft_logits", verify_kernel, 512, **logits),
         *(form(f"verify {rule} draft_probs", verify_kernel, 512, **probs, RULE=rule) for rule in RULES),
         form("verify points", verify_kernel, 512, **points),
-        form("verify points greedy", verify_kernel, 512, **points, seeds=None, positions=None),
-        form("sample plain", sample_kernel, 512, logits="*bf16", **NO_FILTERS),
+        form("verify greedy", verify_kernel, 512, **points, seeds=None, positions=None),
+        *(form(f"verify_tree {rule} draft_probs", verify_tree_kernel, 512, **probs, RULE=rule) for rule in TREE_RULES),
+        form("verify_tree points", verify_tree_kernel, 512, **points),
+        form("sample", sample_kernel, 512, logits="*bf16"),
+        form("sample unfiltered", sample_kernel, 512, logits="*bf16", **NO_FILTERS),
     ]
 
 

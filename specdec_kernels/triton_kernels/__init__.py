@@ -6,8 +6,11 @@ only those who ask for the backend by name. Triton itself is imported by the fir
     survey.py   first launch: all rows, split over the vocabulary, to a few numbers per 64 ids
     settle.py   second launch, only with filters: every row's support and total
     chain.py    last launch of verify: one program per request walks its rows, decides and draws
+    tree.py     last launch of verify_tree: one program per request walks its tree
+    tree_state.py  what the nodes that it refuses leave of p
     plain.py    last launch of sample: one program per row draws
-    row.py      what a row of logits stands for;  draw.py the race of a draw;  philox.py its random numbers
+    row.py      what a row of logits stands for;  proposal.py what a draft was drawn from
+    draw.py     the race of a draw;  philox.py its random numbers;  launch.py the host's part
 """
 
 import importlib.util
@@ -41,6 +44,13 @@ def verify(target_logits, *args):
     from .chain import verify
 
     verify(target_logits, *args)
+
+
+def verify_tree(target_logits, *args):
+    _check_device(target_logits)
+    from .tree import verify_tree
+
+    verify_tree(target_logits, *args)
 
 
 def sample(logits, *args):

@@ -1,6 +1,6 @@
 """Last launch of ``verify``: one program per request walks its rows, judges the drafts and draws the last token.
 
-Launches: survey (all rows, split over the vocabulary); settle (all rows; only with filters or for rule "typical"); this.
+Launches: survey (all rows, split over the vocabulary); settle (all rows; only with filters or rule "typical"); this.
 """
 
 import triton
@@ -8,7 +8,7 @@ import triton.language as tl
 
 from ..reference import request
 from .draw import draw
-from .launch import Matrix, Sampling, describe, launch, on_device
+from .launch import Matrix, Sampling, describe, launch, on_device, padded
 from .philox import COIN, LAST, PLAIN, uniform
 from .proposal import Drafts, draft_probability, read_proposal
 from .row import (
@@ -17,6 +17,7 @@ from .row import (
     Rows,
     argmax,
     entries,
+    facts_of,
     log_probability,
     of_request,
     read_facts,
@@ -103,7 +104,7 @@ def _walk(target, drafts, draft_tokens, start, b, proposals, t, least, theta, ep
             accepted += accept.to(tl.int32)
         elif RANDOM or RULE == "threshold":
             temperature = tl.where(t == 0.0, 1.0, t)
-            facts, _ = read_facts(target, r, temperature, G)
+            facts = facts_of(target, r, temperature, G)
             candidates = facts.best > float("-inf")
             if (facts.nan != 0) | (facts.best == float("inf")):
                 flags = flags | HARD_TARGET
@@ -147,7 +148,7 @@ def _walk(target, drafts, draft_tokens, start, b, proposals, t, least, theta, ep
     return accepted, flags, residual
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["steps", "draft_count", "width"])
 def verify_kernel(
     target, target_stride, columns, target_stats, target_groups, target_settled,
     drafts, draft_stride, draft_columns, draft_stats, draft_groups, draft_settled, draft_kind, draft_ids, steps,
@@ -202,7 +203,7 @@ def verify_kernel(
             factor = tl.where(proposal.dense, facts.total / tl.where(residual > 0.0, residual, 1.0), 0.0)
             purpose = tl.where(proposals == 0, PLAIN, accepted + LAST)
             token = draw(rows, r, facts, mass, t, least, factor, point, q, proposal, tl.load(seeds + b),
-                         tl.load(positions + b), purpose, DENSE, PROBS, G)  # fmt: skip
+                         tl.load(positions + b), purpose, DENSE, PROBS, False, G)  # fmt: skip
     if good & (token < 0):
         flags = flags | NO_CANDIDATE
 
@@ -231,9 +232,7 @@ def verify(
     if draft_rows is not None and sampling.reads_drafts:
         draft = Matrix(draft_rows, sampling.settled and draft_is_logits and rule != "threshold")
     with on_device(target_logits):
-        describe(
-            target, draft, not draft_is_logits, draft_kind, cu_drafts, len(draft_tokens), requests, width, sampling
-        )
+        describe(target, draft, not draft_is_logits, draft_kind, cu_drafts, requests, sampling)
         launch(
             verify_kernel, (requests,), target.threads,
             *target.arguments, *Matrix.arguments_of(draft), draft_kind, draft_ids,
@@ -242,5 +241,5 @@ def verify(
             *sampling.temperature, *sampling.top_p, *sampling.min_p, *sampling.theta(theta), *typical, seed, position,
             tokens, num_accepted, logprobs, flags,
             RULE=rule, FIELDS=target.fields, PROBS=not draft_is_logits,
-            G=target.padded, DRAFT_G=1 if draft is None else draft.padded, WIDTH=triton.next_power_of_2(width),
+            G=target.padded, DRAFT_G=1 if draft is None else draft.padded, WIDTH=padded(width),
         )  # fmt: skip

@@ -14,14 +14,18 @@ import triton.language as tl
 from .philox import PICK, exponential, uniform, word
 from .proposal import draft_probability
 from .row import GROUP, MANY, entries, weigh
+from .tree_state import after_refusals
 
 SLACK = tl.constexpr(1.00003)  # a bound is this much larger than a mass in float32
 
 
 @triton.jit
 def draw(target, r, facts, mass, temperature, least, factor, point, drafts, proposal, seed, position, purpose,
-         DENSE: tl.constexpr, PROBS: tl.constexpr, G: tl.constexpr):  # fmt: skip
-    """An id of row r. ``mass``: of each group, or a bound; ``factor`` 0: nothing is subtracted."""
+         DENSE: tl.constexpr, PROBS: tl.constexpr, TREE: tl.constexpr, G: tl.constexpr):  # fmt: skip
+    """An id of row r. ``mass``: of each group, or a bound; ``factor`` 0: nothing is subtracted.
+
+    TREE: ``drafts`` is the Tree (tree_state.py), which knows what its refused nodes have left of the row.
+    """
     group = tl.arange(0, G)
     bounds = exponential(word(seed, position, purpose, group)) / (mass * SLACK)
     bounds = tl.where(mass > 0.0, bounds, float("inf"))
@@ -32,7 +36,7 @@ def draw(target, r, facts, mass, temperature, least, factor, point, drafts, prop
     while searching:
         next_, g = tl.min(waiting, axis=0, return_indices=True)
         if (next_.to(tl.float64) < fastest) & (next_ < float("inf")):
-            w = _weights(target, r, g, facts, temperature, least, factor, point, drafts, proposal, DENSE, PROBS)
+            w = _weights(target, r, g, facts, temperature, least, factor, point, drafts, proposal, DENSE, PROBS, TREE)
             m = tl.sum(w, axis=0)
             e = exponential(word(seed, position, purpose, g)).to(tl.float64)
             time = tl.where(m > 0.0, e / tl.where(m > 0.0, m, 1.0), float("inf"))
@@ -47,7 +51,7 @@ def draw(target, r, facts, mass, temperature, least, factor, point, drafts, prop
         else:
             searching = False
 
-    w = _weights(target, r, winner, facts, temperature, least, factor, point, drafts, proposal, DENSE, PROBS)
+    w = _weights(target, r, winner, facts, temperature, least, factor, point, drafts, proposal, DENSE, PROBS, TREE)
     return pick(w, winner, seed, position, purpose)
 
 
@@ -63,13 +67,16 @@ def pick(w, winner, seed, position, purpose):
 
 @triton.jit
 def _weights(target, r, g, facts, temperature, least, factor, point, drafts, proposal,
-             DENSE: tl.constexpr, PROBS: tl.constexpr):  # fmt: skip
+             DENSE: tl.constexpr, PROBS: tl.constexpr, TREE: tl.constexpr):  # fmt: skip
     """max(w - factor*q, 0) of the 64 ids of group g."""
     ids = g * GROUP + tl.arange(0, GROUP)
     inside = (ids >= 0) & (ids < target.columns)
     w = weigh(entries(target.data + r * target.stride, ids, inside), ids, temperature, facts, least)
     w = tl.where(ids == point, 0.0, w)
-    if DENSE:
+    if TREE:
+        if factor > 0.0:
+            w = after_refusals(drafts, r, ids, inside, w, DENSE)
+    elif DENSE:
         if factor > 0.0:
             q = draft_probability(drafts, proposal.row, ids, inside, proposal.facts, temperature, least, PROBS)
             w = tl.maximum(w - factor * q, 0.0)

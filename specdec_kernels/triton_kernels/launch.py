@@ -1,6 +1,7 @@
 """Sizes, workspaces and launches: what the host does for a call. It never waits for the device."""
 
 import contextlib
+import functools
 
 import torch
 import triton
@@ -12,7 +13,7 @@ from .settle import TILE as LISTED
 from .settle import settle_kernel
 from .survey import TILE, survey_kernel
 
-LARGEST = 1 << 17  # groups: beyond 8 million ids a row's numbers no longer fit a program
+LARGEST = 1 << 15  # groups: beyond 2 million ids a row's numbers no longer fit a program's registers
 
 
 class Matrix:
@@ -21,7 +22,7 @@ class Matrix:
     def __init__(self, rows, settled, logprobs=False):
         self.rows, self.columns, self.fields = rows, rows.shape[1], 3 if logprobs else 2
         self.groups = triton.cdiv(self.columns, GROUP.value)
-        self.padded = max(64, triton.next_power_of_2(self.groups))
+        self.padded = padded(self.groups, 64)
         if self.padded > LARGEST:
             raise Unsupported(f"rows of {self.columns} ids")
         self.threads = min(max(self.padded // 8, 128), 512)  # of a program that holds all groups of a row
@@ -61,18 +62,24 @@ class Sampling:
         return per_request(0.0 if theta is None else theta)
 
 
+def padded(n, least=8):
+    """The next power of two; not below ``least``, so that small sizes share one compiled kernel."""
+    return max(least, triton.next_power_of_2(n))
+
+
 def per_request(value, unused=0.0):
     """A parameter as the kernels take it: (number, tensor or None)."""
     return (unused, value) if isinstance(value, torch.Tensor) else (value, None)
 
 
-def describe(target, draft, draft_probs, draft_kind, cu_drafts, draft_count, requests, width, sampling):
+def describe(target, draft, draft_probs, draft_kind, bounds, requests, sampling):
     """The launches before the last one: survey, and settle if it is needed. ``draft``: a Matrix or None."""
     drafts = (None, 0, 0, None, 0) if draft is None else draft.surveyed
-    chunks = triton.cdiv(max(target.groups, drafts[-1]), TILE)
+    rows = len(target.rows)
     launch(
-        survey_kernel, (requests, width if draft is None else 2 * width - 1, chunks), 128,
-        *target.surveyed, *drafts, draft_kind, cu_drafts, draft_count, width, *sampling.temperature,
+        survey_kernel,
+        (rows if draft is None else rows + len(draft.rows), triton.cdiv(max(target.groups, drafts[-1]), TILE)), 128,
+        *target.surveyed, rows, *drafts, draft_kind, bounds, requests, *sampling.temperature,
         FIELDS=target.fields, PROBS=draft_probs, ALL=sampling.all, TILE=TILE,
     )  # fmt: skip
     if target.settled is None:
@@ -80,8 +87,8 @@ def describe(target, draft, draft_probs, draft_kind, cu_drafts, draft_count, req
     both = draft is not None and draft.settled is not None
     drafts = (*drafts, draft.listed, draft.settled) if both else (None, 0, 0, None, 0, None, None)
     launch(
-        settle_kernel, (requests, 2 * width - 1 if both else width), target.threads,
-        *target.surveyed, target.listed, target.settled, *drafts, draft_kind, cu_drafts, draft_count, width,
+        settle_kernel, (rows + len(draft.rows) if both else rows,), target.threads,
+        *target.surveyed, rows, target.listed, target.settled, *drafts, draft_kind, bounds, requests,
         *sampling.temperature, *sampling.top_k, *sampling.top_p, *sampling.min_p,
         FIELDS=target.fields, ALL=sampling.all, ENTROPY=sampling.entropy,
         G=target.padded, DRAFT_G=draft.padded if both else 1, TILE=LISTED,
@@ -95,10 +102,14 @@ def on_device(tensor):
     return torch.cuda.device(tensor.device)
 
 
+@functools.cache
+def _warp_size():
+    return triton.runtime.driver.active.get_current_target().warp_size
+
+
 def launch(kernel, grid, threads, *args, **constants):
     options = {}
     if not interpreted():
-        warp = triton.runtime.driver.active.get_current_target().warp_size
         # No fused multiply-add, so that equal rows have equal totals wherever they are computed.
-        options = {"num_warps": threads // warp, "enable_fp_fusion": False}
+        options = {"num_warps": threads // _warp_size(), "enable_fp_fusion": False}
     kernel[grid](*args, **constants, **options)

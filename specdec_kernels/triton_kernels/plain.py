@@ -10,7 +10,7 @@ from .proposal import Drafts, read_proposal
 from .row import Rows, argmax, log_probability, of_request, read_facts, read_survey
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stream", "index"])
 def sample_kernel(
     logits, stride, columns, stats, groups, settled,
     temperature, temperatures, top_p, top_ps, min_p, min_ps, seeds, positions, stream, index, indices,
@@ -35,7 +35,7 @@ def sample_kernel(
                 nothing = read_proposal(none, r, token, t, least, False, False, 1)
                 token = draw(rows, r, facts, mass, t, least, tl.full([], 0.0, tl.float64), token, none, nothing,
                              tl.load(seeds + b), tl.load(positions + b), (stream << 24) | i, False, False,
-                             G)  # fmt: skip
+                             False, G)  # fmt: skip
     tl.store(tokens + b, token.to(tl.int64))
     if logprobs is not None:
         logprob = tl.full([], float("nan"), tl.float32)
@@ -51,7 +51,7 @@ def sample(logits, temperature, top_k, top_p, min_p, seed, position, stream, ind
     sampling = Sampling(temperature, top_k, top_p, min_p, seed, position)
     rows = Matrix(logits, sampling.settled, logprobs is not None)
     with on_device(logits):
-        describe(rows, None, False, None, None, 0, requests, 1, sampling)
+        describe(rows, None, False, None, None, requests, sampling)
         launch(
             sample_kernel, (requests,), rows.threads,
             *rows.arguments, *sampling.temperature, *sampling.top_p, *sampling.min_p, seed, position,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from .row import MANY, Facts, entries, read_facts, read_survey, unfiltered, weigh
+from .row import MANY, Facts, entries, facts_of, read_survey, unfiltered, weigh
 
 
 class Drafts(NamedTuple):
@@ -71,7 +71,7 @@ def read_proposal(drafts, d, draft, temperature, least, RAW: tl.constexpr, PROBS
                     top, sums = read_survey(drafts.rows, d, G)
                     facts = unfiltered(drafts.rows, d, top, sums, temperature, G)
                 else:
-                    facts, _ = read_facts(drafts.rows, d, temperature, G)
+                    facts = facts_of(drafts.rows, d, temperature, G)
                 usable = (facts.nan == 0) & (facts.best > float("-inf"))
             if usable:
                 q = draft_probability(drafts, d, draft, True, facts, temperature, -1.0 if RAW else least, PROBS)

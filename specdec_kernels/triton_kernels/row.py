@@ -108,6 +108,12 @@ def read_facts(rows, r, temperature, G: tl.constexpr):
 
 
 @triton.jit
+def facts_of(rows, r, temperature, G: tl.constexpr):
+    facts, _ = read_facts(rows, r, temperature, G)
+    return facts
+
+
+@triton.jit
 def weigh(x, ids, temperature, facts, least):
     """Weights in float64 of entries ``x``: 0 outside the support, else exp((x - best) / T)."""
     endless = facts.best == float("inf")

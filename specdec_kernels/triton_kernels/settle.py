@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from .row import GROUP, LOWEST, MANY, SETTLED, Rows, entries, masses, of_request, read_survey, unfiltered
-from .survey import slot_of
+from .survey import request_of_program
 
 TILE = 64  # listed groups per step
 FLOOR_STEPS = tl.constexpr(16)  # of the floor's bisection, which need not be exact
@@ -187,17 +187,17 @@ def _settle(rows, r, listed, temperature, top_k, top_p, min_p, ENTROPY: tl.const
     tl.store(out + 5, entropy)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["target_rows", "requests", "top_k"])
 def settle_kernel(
-    target, target_stride, columns, target_stats, target_groups, target_listed, target_settled,
+    target, target_stride, columns, target_stats, target_groups, target_rows, target_listed, target_settled,
     drafts, draft_stride, draft_columns, draft_stats, draft_groups, draft_listed, draft_settled, draft_kind,
-    cu_drafts, draft_count, width,
+    bounds, requests,
     temperature, temperatures, top_k, top_ks, top_p, top_ps, min_p, min_ps,
     FIELDS: tl.constexpr, ALL: tl.constexpr, ENTROPY: tl.constexpr,
     G: tl.constexpr, DRAFT_G: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Programs (request, slot) as in the survey. ALL: greedy requests, too, as at temperature 1."""
-    b, slot, first, count = slot_of(cu_drafts, draft_count, width)
+    """One program per row, as in the survey. ALL: greedy requests, too, as at temperature 1."""
+    targets, r, b = request_of_program(target_rows, bounds, requests)
     t = of_request(temperature, temperatures, b)
     k = of_request(top_k, top_ks, b)
     p = of_request(top_p, top_ps, b)
@@ -206,16 +206,11 @@ def settle_kernel(
     if not ALL:
         wanted = t != 0.0
     t = tl.where(t == 0.0, 1.0, t)
-    if slot < width:
-        r = (first + slot).to(tl.int64)
-        if cu_drafts is not None:
-            r += b
-        if wanted & (slot <= count):
+    if targets:
+        if wanted:
             rows = Rows(target, target_stride, columns, target_stats, FIELDS, target_groups, target_settled)
             _settle(rows, r, target_listed, t, k, p, least, ENTROPY, G, TILE)
     elif drafts is not None:
-        wanted = wanted & (slot - width < count)
-        r = (first + slot - width).to(tl.int64)
         if draft_kind is not None:
             wanted = wanted & (tl.load(draft_kind + r, mask=wanted, other=1) == 0)
         if wanted:
