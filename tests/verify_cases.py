@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import os
 import random
 
 import pytest
@@ -18,14 +19,17 @@ from specdec_kernels.verify_tree import RULES as TREE_RULES
 BACKENDS = ["reference", *(f"{isa}-{threads}" for isa in ISAS for threads in (1, 2))]
 EMULATED = "emu-32-random-0"  # the GPU kernels on the emulator: wave, run order, chunks of a row (gpu/verify.py)
 FEW_BACKENDS = [*BACKENDS[:2], *BACKENDS[2:][-1:], EMULATED]  # where every case of a long list runs
-MANY = {"reference": 300, EMULATED: 200}  # how many requests a statistical test can afford
+MANY = {"reference": 300, EMULATED: 200, "triton": 20}  # how many requests a statistical test can afford
+if os.environ.get("TRITON_INTERPRET") == "1":  # this process is for the Triton kernels (tests/interpret)
+    BACKENDS = FEW_BACKENDS = ["triton"]
 
 
 @contextlib.contextmanager
 def running(backend):
-    """Everything inside runs on ``reference``, the cpu backend as ``isa-threads``, or ``emu-wave-order-chunks``."""
-    if backend == "reference":
-        with sk.use_backend("reference"):
+    """Everything inside runs on ``reference``, ``triton``, the cpu backend as ``isa-threads``, or the emulator as
+    ``emu-wave-order-chunks``."""
+    if backend in ("reference", "triton"):
+        with sk.use_backend(backend):
             yield
         return
     if backend.startswith("emu-"):
