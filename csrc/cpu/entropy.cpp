@@ -1,5 +1,5 @@
-// sum p log(p + 1e-5) = log(1e-5) + sum p log1p(y), y = 1e5 p. Most ids of a vocabulary are so unlikely that three terms
-// of the logarithm's series do.
+// sum p log(p + 1e-5) = log(1e-5) + sum p log1p(y), y = 1e5 p. Most ids of a vocabulary are so unlikely that three
+// terms of the logarithm's series do.
 #include "cpu/entropy.h"
 
 #include <cmath>

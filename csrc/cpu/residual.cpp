@@ -112,16 +112,18 @@ double Residual::proposal(DraftRow& q, bool in_double) {
   scale_ = 1.0;
   scale_in_double_ = in_double || !as_given;
   if (as_given) return given;
-  share_.resize(p_->groups());
+  thread_local std::vector<double> memory;
+  std::vector<double>& share = memory;  // the caller's, for all threads
+  share.resize(p_->groups());
   parallel_for(threads_, p_->groups(), kGrain, [&](int64_t begin, int64_t end) {
     const IeeeMode mode;
     double w[kGroup];
     for (int64_t g = begin; g < end; ++g) {
       load(q, taken_.size(), g, w);
-      share_[g] = sum64(w);
+      share[g] = sum64(w);
     }
   });
-  scale_ = 1.0 / sum(share_);
+  scale_ = 1.0 / sum(share);
   return given * scale_;
 }
 

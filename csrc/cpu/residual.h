@@ -52,10 +52,10 @@ class Residual final : public Weights {
   Row* p_ = nullptr;
   int threads_ = 1;
   std::vector<Step> steps_;
-  std::vector<int64_t> taken_;        // the ids of all refused drafts
-  std::vector<double> mass_, share_;  // of every group: what is left, as Row::mass(); q
-  bool in_double_ = false;            // mass_ holds nothing that was summed in float
-  bool complete_ = false;             // everything that matters is known, total_ is its sum
+  std::vector<int64_t> taken_;  // the ids of all refused drafts
+  std::vector<double> mass_;    // what is left of every group, as Row::mass()
+  bool in_double_ = false;      // mass_ holds nothing that was summed in float
+  bool complete_ = false;       // everything that matters is known, total_ is its sum
   double total_ = 0;
 
   const DraftRow* scaled_ = nullptr;  // whose scale is

@@ -71,7 +71,8 @@ def residual(p, q, r=1.0):
 def chance(p, q, r):
     """S/(S + 1 - r), S = sum max(r*p - q, 0): with what chance a block that could go on ends here (Sun et al.)."""
     s = float((r * p - q).clamp(min=0).sum())
-    return s / (s + 1.0 - r) if s + 1.0 - r > 0 else 1.0
+    going_on = s + (1.0 - r)  # in this order: with r = 1 it is s, however small
+    return s / going_on if going_on > 0 else 1.0
 
 
 def is_distribution(row):
