@@ -55,8 +55,8 @@ void token(Request& r) {
 // Traversal verification (2505.12398), bottom-up; on one branch it is block verification (Sun et al. 2403.10444).
 //
 // r(root) = 1, r(child) = min(r(parent) p(x)/q(x), 1). Leaves are tried in depth-first order. One is accepted with
-// chance r, and its path with it; else it goes, and its parent, with S = sum max(r p - q, 0), has p = (r p - q)+ / S and
-// r = S/(S + 1 - r) from then on. The root is always accepted.
+// chance r, and its path with it; else it goes, and its parent, with S = sum max(r p - q, 0), has p = (r p - q)+ / S
+// and r = S/(S + 1 - r) from then on. The root is always accepted.
 class Traversal {
  public:
   explicit Traversal(Request& request) : r_(request) {}
