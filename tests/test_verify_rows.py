@@ -149,4 +149,6 @@ def test_scratch_is_below_a_megabyte_per_thread():
     """What calls on a large vocabulary leave allocated, after calls on a small one for all that is not scratch."""
     run = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     once, scratch = map(int, run.stdout.split())
+    if once == 0:
+        pytest.skip("a sanitizer's allocator is in place, which does not count for the C library")
     assert scratch > 20_000 and once + scratch < 1_000_000, (once, scratch)
