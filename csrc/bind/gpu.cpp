@@ -102,14 +102,18 @@ void bind_verify(py::module_& m) {
     const sk::gpu::Plan plan = sk::gpu::plan_verify(requests, width, vocabulary, draft_columns, chunks, device);
     return std::make_tuple(plan.chunks, plan.blocks, plan.workspace);
   });
+  m.def("plan_verify_tree", [](int64_t requests, int64_t nodes, int64_t vocabulary, int chunks, int device) {
+    const sk::gpu::Plan plan = sk::gpu::plan_verify_tree(requests, nodes, vocabulary, chunks, device);
+    return std::make_tuple(plan.chunks, plan.blocks, plan.workspace);
+  });
   m.def(
       "verify",
-      [](int64_t requests, int64_t width, int64_t drafts, const Matrix& target, uintptr_t draft_tokens,
+      [](bool tree, int64_t requests, int64_t width, int64_t drafts, const Matrix& target, uintptr_t draft_tokens,
          uintptr_t cu_drafts, const Matrix& draft_rows, bool drafts_are_logits, uintptr_t draft_ids,
          uintptr_t draft_kind, const Parameter& temperature, const Parameter& top_k, const Parameter& top_p,
          const Parameter& min_p, uintptr_t seed, uintptr_t position, int rule, const Parameter& theta, float eps,
          float delta, uint32_t stream_of_plain, const Parameter& index, uintptr_t tokens, uintptr_t num_accepted,
-         uintptr_t logprobs, uintptr_t flags, int chunks, int blocks, uintptr_t workspace, int device,
+         uintptr_t logprobs, uintptr_t flags, uintptr_t parents, uintptr_t path, int chunks, int blocks, uintptr_t workspace, int device,
          uintptr_t stream) {
         require(requests >= 0 && width >= 1 && drafts >= 0, "requests, width, drafts: expected no negative number");
         sk::gpu::Verify args{};
@@ -124,10 +128,14 @@ void bind_verify(py::module_& m) {
         args.plain = static_cast<sk::Stream>(stream_of_plain), args.plain_index = per_request<int32_t>(index);
         args.tokens = pointer<int64_t>(tokens), args.num_accepted = pointer<int32_t>(num_accepted);
         args.logprobs = pointer<float>(logprobs), args.flags = pointer<int32_t>(flags);
+        args.parents = pointer<const int32_t>(parents), args.path = pointer<int32_t>(path);
         args.plan = {chunks, blocks, 0}, args.workspace = pointer<void>(workspace);
         require(requests == 0 || (args.target.data && tokens && workspace && blocks > 0 && chunks >= 0),
                 "target, tokens, workspace: expected addresses");
-        check(sk::gpu::verify(args, device, pointer<void>(stream)), "verify");
+        if (tree)
+          check(sk::gpu::verify_tree(args, device, pointer<void>(stream)), "verify_tree");
+        else
+          check(sk::gpu::verify(args, device, pointer<void>(stream)), "verify");
       },
       release_gil());
 }

@@ -67,7 +67,7 @@ struct Sampling {
   const int64_t* position;
 };
 
-enum class Rule : int32_t { kToken = 0, kBlock = 1, kTypical = 2, kThreshold = 3 };
+enum class Rule : int32_t { kToken = 0, kBlock = 1, kTypical = 2, kThreshold = 3 };  // of trees, kBlock: traversal
 
 // How a call is spread over the device, and the memory that it needs. With chunks > 0 a first launch surveys all rows,
 // each split into that many chunks, and the second one has a block per request. With chunks = 0 there is one launch,
@@ -97,13 +97,17 @@ struct Verify {
   int32_t* num_accepted;  // [requests] or null
   float* logprobs;        // [requests, width] or null
   int32_t* flags;         // [requests] or null
+  const int32_t* parents;  // of a call for trees, with nodes for drafts: [drafts], inside the request, -1 = the root
+  int32_t* path;           // of trees: [requests, width - 1]
   Plan plan;
   void* workspace;
 };
 
 // `chunks` < 0: as many as suit the device.
 Plan plan_verify(int64_t requests, int64_t width, int64_t vocabulary, int64_t draft_columns, int chunks, int device);
+Plan plan_verify_tree(int64_t requests, int64_t nodes, int64_t vocabulary, int chunks, int device);
 int verify(const Verify& args, int device, void* stream);
+int verify_tree(const Verify& args, int device, void* stream);
 
 // `dtype` is that of the floats; `stream` a native stream handle of `device`.
 int quantize_int8(const QuantizeInt8& args, Dtype dtype, int device, void* stream);

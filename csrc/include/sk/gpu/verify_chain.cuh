@@ -64,7 +64,7 @@ class Chain {
         }
         if (!is_block()) return judgement == Judgement::kRefused;
         end_ = at_;
-      } else if (coin(at_ - 1) < chance(ratio(at_))) {
+      } else if (coin_of(at_ - 1) < chance(ratio(at_))) {
         return true;
       }
       int64_t next = stage == Stage::kForward ? end_ : at_ - 1;
@@ -80,7 +80,7 @@ class Chain {
   __device__ Judgement judge() {
     const int64_t x = token();
     if (call_.rule == Rule::kTypical)
-      return !target_.empty() && is_typical(x) ? Judgement::kAccepted : Judgement::kStopped;
+      return !target_.empty() && is_typical(call_, r_, target_, x) ? Judgement::kAccepted : Judgement::kStopped;
     if (r_.greedy() && call_.rule != Rule::kThreshold)
       return !target_.empty() && target_.best == x ? Judgement::kAccepted : Judgement::kStopped;
     const double q = draft_probability(x);
@@ -89,10 +89,8 @@ class Chain {
       return Judgement::kStopped;
     }
     if (target_.empty()) return Judgement::kStopped;
-    if (call_.rule == Rule::kThreshold) {
-      const bool likely = target_.unfiltered_probability(x) / q > static_cast<double>(r_.theta);
-      return likely && target_.weight(x) > 0.0 ? Judgement::kAccepted : Judgement::kStopped;
-    }
+    if (call_.rule == Rule::kThreshold)
+      return is_above(r_, target_, x, q) ? Judgement::kAccepted : Judgement::kStopped;
     const double p = target_.probability(x);
     if (is_block()) {
       set_ratio(at_ + 1, fmin(ratio_ * p / q, 1.0));
@@ -100,14 +98,6 @@ class Chain {
     }
     return accept_token(r_.seed, r_.position, static_cast<uint32_t>(at_), q, p) ? Judgement::kAccepted
                                                                                         : Judgement::kRefused;
-  }
-
-  // p(x) > min(eps, delta*exp(-H)), H = -sum p log(p + 1e-5) (Medusa 2401.10774).
-  __device__ bool is_typical(int64_t x) {
-    const double p = r_.greedy() ? static_cast<double>(target_.best == x) : target_.probability(x);
-    if (p > call_.eps) return true;  // whatever H is
-    const double negentropy = r_.greedy() ? log(1.0 + 1e-5) : target_.negentropy();
-    return p > call_.delta * exp(negentropy);
   }
 
   // ---- block verification (Sun et al. 2403.10444): ratio i is r_i --------------------------------------------------
@@ -120,14 +110,12 @@ class Chain {
     ratio_ = r;
     if (threadIdx.x == 0) ratios()[i] = r;
   }
-  __device__ double coin(int64_t i) const {
-    return uniform(r_.seed, r_.position, Stream::kCoin, static_cast<uint32_t>(i), 0);
-  }
+  __device__ double coin_of(int64_t i) const { return coin(r_.seed, r_.position, static_cast<uint32_t>(i)); }
 
-  // Whether the first i drafts are accepted, as far as that shows without row i. S <= r, so h <= r; r = 1 makes h = 1.
+  // Whether the first i drafts are accepted, as far as that shows without row i: h <= r, and r = 1 makes h = 1.
   __device__ Settled settle(int64_t i) const {
     const double r = ratio(i);
-    if (!(coin(i - 1) < r)) return Settled::kNo;
+    if (!(coin_of(i - 1) < r)) return Settled::kNo;
     return i == end_ || r == 1.0 ? Settled::kYes : Settled::kAsk;
   }
 
@@ -143,7 +131,7 @@ class Chain {
       }
       s = WideBlock::reduce(s, Sum());
     }
-    return s + 1.0 - r > 0.0 ? s / (s + 1.0 - r) : 1.0;
+    return block_chance(s, r);
   }
 
   __device__ int64_t token() const { return call_.draft_tokens[r_.start + at_]; }
@@ -223,7 +211,7 @@ class Chain {
   __device__ void note(int64_t id) {
     const int64_t at = r_.b * call_.width + at_;
     if (call_.logprobs != nullptr) {
-      const float logprob = target_.log_softmax(id);
+      const float logprob = target_.log_softmax(id, target_.log_sum());
       if (threadIdx.x == 0) call_.logprobs[at] = logprob;
     }
     if (threadIdx.x == 0) call_.tokens[at] = id;

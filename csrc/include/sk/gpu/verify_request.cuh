@@ -10,8 +10,8 @@ struct Request {
   int64_t proposed;  // drafts before the first -1
   Filters filters;
   float theta;
+  int32_t bad;  // nothing of it may be used. No bool: clang would copy the padding behind one through local memory
   uint64_t seed, position;
-  bool bad;  // nothing of it may be used
 
   __device__ bool greedy() const { return filters.temperature == 0.0f; }
 };
@@ -20,7 +20,8 @@ __device__ inline bool sound(const Filters& f, float theta) {
   return f.temperature >= 0.0f && f.temperature < INFINITY && f.top_p >= 0.0f && f.min_p <= 1.0f && theta == theta;
 }
 
-__device__ inline Request request_of(const Verify& call, int64_t b) {
+// What is not about the drafts.
+__device__ inline Request parameters_of(const Verify& call, int64_t b) {
   Request r{};
   r.b = b;
   const Sampling& s = call.sampling;
@@ -33,6 +34,11 @@ __device__ inline Request request_of(const Verify& call, int64_t b) {
   }
   const int32_t index = call.plain_index[b];
   r.bad |= index < 0 || index >= 1 << 24;
+  return r;
+}
+
+__device__ inline Request request_of(const Verify& call, int64_t b) {
+  Request r = parameters_of(call, b);
   if (call.cu_drafts == nullptr) return r;
   const int64_t start = call.cu_drafts[b], stop = call.cu_drafts[b + 1];
   r.bad |= !(0 <= start && start <= stop && stop <= call.drafts && stop - start < call.width);
@@ -56,6 +62,23 @@ __device__ inline Look target_look(const Verify& call, const Request& r) { retur
 
 __device__ inline Look draft_look(const Verify& call, const Request& r) {
   return call.drafts_are_logits ? look_of(temperature_of(call, r)) : Look{Reading::kProbabilities, 0.0f};
+}
+
+// p(x) of a row with candidates; of a greedy request 1 at the largest logit.
+__device__ inline double probability_of(const Request& r, const Row& row, int64_t x) {
+  return r.greedy() ? static_cast<double>(row.best == x) : row.probability(x);
+}
+
+// p(x) > min(eps, delta*exp(-H)), H = -sum p log(p + 1e-5) (Medusa 2401.10774). With all threads of the block.
+__device__ inline bool is_typical(const Verify& call, const Request& r, const Row& row, int64_t x) {
+  const double p = probability_of(r, row, x);
+  if (p > static_cast<double>(call.eps)) return true;  // whatever H is
+  return p > call.delta * exp(r.greedy() ? log(1.0 + 1e-5) : row.negentropy());
+}
+
+// P_target(x)/P_draft > theta before the filters, and x in the support.
+__device__ inline bool is_above(const Request& r, const Row& row, int64_t x, double draft) {
+  return row.unfiltered_probability(x) / draft > static_cast<double>(r.theta) && row.weight(x) > 0.0;
 }
 
 // Whether the rule looks at draft i's row.

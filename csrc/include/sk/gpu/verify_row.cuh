@@ -76,9 +76,9 @@ struct Row {
     }
   }
 
-  // log-softmax of the row itself, before temperature and filters.
-  __device__ float log_softmax(int64_t id) const {
-    if (point >= 0) return 0.0f;
+  // log sum exp(l - max) of the row itself, before temperature and filters.
+  __device__ double log_sum() const {
+    if (point >= 0) return 0.0;
     const float top = max;
     double sum = 0.0;
     each_quad([&](int64_t, const Quad& quad) {
@@ -86,8 +86,10 @@ struct Row {
       for (const float l : quad.v) some += l > -INFINITY ? expf(l - top) : 0.0f;
       sum += some;
     });
-    sum = WideBlock::reduce(sum, Sum());
-    return static_cast<float>(static_cast<double>(logit(id)) - top - log(sum));
+    return log(WideBlock::reduce(sum, Sum()));
+  }
+  __device__ float log_softmax(int64_t id, double log_sum) const {
+    return static_cast<float>(static_cast<double>(logit(id)) - max - log_sum);
   }
 
   // Then: support and masses, for temperature > 0.
