@@ -75,17 +75,21 @@ def configure(library, wave, order, seed=1):
     library.simt_configure(wave, ORDERS[order], seed)
 
 
+def operations():
+    """The operations of the emulated module, for tensors of the CPU in the backends' own form."""
+    return gpu.operations(compiled(), lambda tensor: (0, 0))
+
+
 @contextlib.contextmanager
 def serving(wave, order, chunks=-1, seed=1):
     """The public functions run CPU tensors on the emulated GPU module; ``chunks``: specdec_kernels/gpu/verify.py."""
-    module = compiled()
-    configure(ctypes.CDLL(module.__file__), wave, order, seed)
-    operations = gpu.operations(module, lambda tensor: (0, 0))
-    keys = [registry._key(name, "cpu") for name in operations]
+    configure(ctypes.CDLL(compiled().__file__), wave, order, seed)
+    served = operations()
+    keys = [registry._key(name, "cpu") for name in served]
     before, plan = [registry._chosen.get(key) for key in keys], gpu.verify.CHUNKS
     try:
         gpu.verify.CHUNKS = chunks
-        registry._chosen.update((key, (("emulator", f),)) for key, f in zip(keys, operations.values(), strict=True))
+        registry._chosen.update((key, (("emulator", f),)) for key, f in zip(keys, served.values(), strict=True))
         yield
     finally:
         gpu.verify.CHUNKS = plan

@@ -17,7 +17,6 @@ import specdec_kernels as sk
 import specdec_kernels.reference.sample
 import specdec_kernels.reference.verify
 import specdec_kernels.reference.verify_tree
-from specdec_kernels import gpu
 from specdec_kernels.reference.request import BAD_VALUE
 from specdec_kernels.verify import RULES
 from specdec_kernels.verify_tree import RULES as TREE_RULES
@@ -190,7 +189,7 @@ def test_bad_values_are_flagged(name):
                 getattr(REFERENCE[name], name)(*arguments[:-outputs], *copies)
             else:
                 with emulator.serving(*configuration):
-                    gpu.operations(emulator.compiled(), lambda tensor: (0, 0))[name](*arguments[:-outputs], *copies)
+                    emulator.operations()[name](*arguments[:-outputs], *copies)
             results.append(copies)
         for got in results[1:]:
             for a, b in zip(got, results[0], strict=True):
@@ -206,7 +205,7 @@ def test_overlapping_trees_are_flagged():
     options = [0.0, 0, 1.0, 0.0, None, None, "token", None, (0.09, 0.3)]
     for configuration in CONFIGURATIONS[:2]:
         with emulator.serving(*configuration):
-            operation = gpu.operations(emulator.compiled(), lambda tensor: (0, 0))["verify_tree"]
+            operation = emulator.operations()["verify_tree"]
             operation(torch.randn(7, 9), tokens, parents, cu, None, *options, *outputs)
         assert outputs[-1].tolist() == [0, BAD_VALUE, BAD_VALUE]
 
@@ -218,7 +217,7 @@ def test_bad_draft_ids_are_flagged():
         [torch.empty(1).int(), None, torch.empty(1).int()],
     )
     for ids in ([0, 2, 2], [1, 0, 3], [-1, 2, 3], [0, 3, 5]):
-        operation = gpu.operations(emulator.compiled(), lambda tensor: (0, 0))["verify"]
+        operation = emulator.operations()["verify"]
         operation(
             row, torch.tensor([2]), bounds([1]), torch.zeros(1, 3), True, torch.tensor(ids).int(), None,
             1.0, 0, 1.0, 0.0, *keys(1).values(), "token", None, (0.09, 0.3), tokens, *outputs,
@@ -227,7 +226,7 @@ def test_bad_draft_ids_are_flagged():
 
 
 def test_index_of_a_sample_is_checked():
-    operation = gpu.operations(emulator.compiled(), lambda tensor: (0, 0))["sample"]
+    operation = emulator.operations()["sample"]
     tokens, index = torch.empty(3).long(), torch.tensor([-1, 2**24, 5]).int()
     operation(torch.zeros(3, 7), 1.0, 0, 1.0, 0.0, *keys(3).values(), 0, index, tokens, None)
     assert tokens[:2].tolist() == [-1, -1] and tokens[2] >= 0

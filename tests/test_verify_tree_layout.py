@@ -8,10 +8,10 @@ import torch
 import specdec_kernels as sk
 from guard import guarded_like
 from specdec_kernels.verify_tree import RULES
-from verify_cases import EMULATED, FEW_BACKENDS, bounds, captured, keys, random_tree_call, running, same
+from verify_cases import FEW_BACKENDS, bounds, captured, keys, random_tree_call, running, same
 
 
-@pytest.fixture(params=[name for name in FEW_BACKENDS if name != EMULATED], autouse=True)
+@pytest.fixture(params=FEW_BACKENDS, autouse=True)
 def backend(request):
     with running(request.param):
         yield request.param
@@ -63,8 +63,7 @@ def test_outputs_are_written_to_their_ends_and_no_further(rule, backend):
         expected, arguments = captured(sk.verify_tree, *tensors, **options)
         for at in ("start", "end"):
             outputs = [None if x is None else guarded_like(torch.full_like(x, 77), at=at) for x in arguments[-5:]]
-            module = sk.registry.module("reference" if backend == "reference" else "cpu")[0]
-            module.verify_tree(*arguments[:-5], *outputs)
+            sk.registry.call("verify_tree", "cpu", *arguments[:-5], *outputs)
             assert same(sk.TreeVerdict(*outputs), expected)
 
 

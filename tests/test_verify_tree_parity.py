@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import specdec_kernels as sk
 import specdec_kernels.reference.verify_tree
 from specdec_kernels.verify_tree import RULES
-from verify_cases import BACKENDS, EMULATED, FEW_BACKENDS, captured, random_call, random_tree_call, running, same
+from verify_cases import BACKENDS, FEW_BACKENDS, captured, random_call, random_tree_call, running, same
 
 reference = sys.modules["specdec_kernels.reference.verify_tree"]
 
@@ -52,7 +52,7 @@ def test_many_calls(rule):
     assert fragile <= 10, f"{fragile} of 10000 calls differ in a fragile comparison"
 
 
-@pytest.mark.parametrize("backend", [name for name in FEW_BACKENDS if name != EMULATED])
+@pytest.mark.parametrize("backend", FEW_BACKENDS)
 @pytest.mark.parametrize("rule", RULES)
 def test_a_chain_equals_verify(rule, backend):
     accepted = 0
