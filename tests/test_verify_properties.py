@@ -146,5 +146,5 @@ def test_threads_change_nothing(isa, tree):
 
 @pytest.mark.slow
 def test_many(backend, tree):
-    each(backend, tree, emitted_is_right, 30)
-    each(backend, tree, depends_on_itself_alone, 30)
+    each(backend, tree, emitted_is_right, 10)
+    each(backend, tree, depends_on_itself_alone, 10)
