@@ -27,10 +27,10 @@ def test_every_form_of_draft(rule, form):
 @pytest.mark.parametrize("form", ["draft_logits", "draft_probs", "point"])
 @pytest.mark.parametrize("rule", RULES)
 def test_every_filter(rule, form, parameters):
-    assert distance(setting(rule=rule, form=form, parameters=parameters), 3) < EXACT
+    assert distance(setting(rule=rule, form=form, parameters=parameters), 2) < EXACT
 
 
-@pytest.mark.parametrize(("vocabulary", "drafts", "length"), [(2, 1, 4), (2, 3, 5), (4, 1, 3), (4, 2, 2), (1, 3, 4)])
+@pytest.mark.parametrize(("vocabulary", "drafts", "length"), [(2, 1, 4), (2, 3, 4), (4, 1, 3), (4, 2, 1), (1, 3, 4)])
 @pytest.mark.parametrize("rule", RULES)
 def test_sizes(rule, vocabulary, drafts, length):
     assert distance(setting(vocabulary, rule=rule, drafts=drafts), length) < EXACT

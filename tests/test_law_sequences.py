@@ -16,7 +16,7 @@ from verify_cases import BACKENDS, FEW_BACKENDS, MANY, needs, running
 
 def size(backend):
     """(Number of sequences, tokens of each); a backend that takes a millisecond per request can afford less."""
-    return (150, 2) if backend in MANY else (8_000, 4)
+    return (100, 2) if backend in MANY else (4_000, 4)
 
 
 RIGHT, WRONG = 1e-5, 1e-9  # p values
@@ -69,8 +69,9 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(("rule", "form"), [("token", "draft_logits"), ("block", "draft_logits"), *TREES[::2]])
 def test_faults_over_rounds_are_noticed(rule, form, fault):
+    n = 16_000 if "own position" in fault else 6_000
     with running(BACKENDS[-1]):
-        p = p_value(sequences(10_000, 4, rule, form, **FAULTS[fault]), 4)
+        p = p_value(sequences(n, 4, rule, form, **FAULTS[fault]), 4)
     # Judged draft by draft, nothing behind the refusal has been looked at.
     harmless = rule == "token" and form == "draft_logits" and "own position" in fault
     assert p > RIGHT if harmless else p < WRONG
