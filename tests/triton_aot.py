@@ -92,6 +92,8 @@ def compile_form(form, target):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    from specdec_kernels.triton_kernels.launch import compiler_options
+
     if target.startswith("gfx"):
         gpu = GPUTarget("hip", target, 32 if target.startswith("gfx1") else 64)
     else:
@@ -100,10 +102,9 @@ def compile_form(form, target):
     signature = {name: "constexpr" if name in constants else kind for name, kind in form.arguments.items()}
     pointers = (i for i, kind in enumerate(signature.values()) if kind.startswith("*"))
     aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    options = compiler_options(form.kernel, form.threads, gpu, form.arguments.get("RULE"))
     source = ASTSource(form.kernel, signature, constants, aligned)
-    return triton.compile(
-        source, target=gpu, options={"num_warps": form.threads // gpu.warp_size, "enable_fp_fusion": False}
-    )
+    return triton.compile(source, target=gpu, options=options)
 
 
 def resources(name, target, compiled):

@@ -103,13 +103,21 @@ def on_device(tensor):
 
 
 @functools.cache
-def _warp_size():
-    return triton.runtime.driver.active.get_current_target().warp_size
+def _target():
+    return triton.runtime.driver.active.get_current_target()
+
+
+def compiler_options(kernel, threads, target, rule=None):
+    """How a kernel is compiled for a target (Triton's GPUTarget), at a launch and ahead of time."""
+    if rule == "block" and target.backend == "cuda" and 100 <= target.arch < 110:
+        threads = min(threads, 256)  # the 128 registers that each of 512 threads may have are too few there
+    # No fused multiply-add, so that equal rows have equal totals wherever they are computed.
+    options = {"num_warps": threads // target.warp_size, "enable_fp_fusion": False}
+    if kernel is settle_kernel and target.backend == "cuda" and 80 <= target.arch < 90 and threads == 512:
+        options["maxnreg"] = 128  # left alone, ptxas spills there to make room for a second program
+    return options
 
 
 def launch(kernel, grid, threads, *args, **constants):
-    options = {}
-    if not interpreted():
-        # No fused multiply-add, so that equal rows have equal totals wherever they are computed.
-        options = {"num_warps": threads // _warp_size(), "enable_fp_fusion": False}
+    options = {} if interpreted() else compiler_options(kernel, threads, _target(), constants.get("RULE"))
     kernel[grid](*args, **constants, **options)
