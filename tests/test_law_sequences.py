@@ -94,9 +94,9 @@ def coin(key, stream=COIN, group=0):
 
 
 COINS = {
-    "as they are": (coin(lambda position, i: (position, i)), REPEATING, 200),
+    "as they are": (coin(lambda position, i: (position, i)), REPEATING, 100),
     "by the absolute position": (coin(lambda position, i: (position + i, 0)), REPEATING, 600),
-    "the numbers of the draft": (coin(lambda position, i: (position, i), DRAFT, PICK), CROSSED, 300),
+    "the numbers of the draft": (coin(lambda position, i: (position, i), DRAFT, PICK), CROSSED, 250),
 }
 
 

@@ -15,7 +15,7 @@ from specdec_kernels.reference import filters
 from verify_cases import EMULATED, FEW_BACKENDS, needs, running
 
 HARD, EMPTY, BAD_VALUE, BAD_DRAFT = 1, 2, 4, 8
-EXAMPLES = {"reference": 20, EMULATED: 10}  # others 40
+EXAMPLES = {"reference": 15, EMULATED: 10}  # others 30
 
 
 @pytest.fixture(params=FEW_BACKENDS)
@@ -33,7 +33,7 @@ def each(backend, tree, check, times=1):
     """Runs ``check`` on random batches, and a random source beside."""
     needs("token", tree=tree)
 
-    @settings(max_examples=times * EXAMPLES.get(backend, 40), deadline=None, derandomize=True, database=None)
+    @settings(max_examples=times * EXAMPLES.get(backend, 30), deadline=None, derandomize=True, database=None)
     @given(batches(tree), st.randoms(use_true_random=False))
     def run(batch, rng):
         check(batch, rng)
