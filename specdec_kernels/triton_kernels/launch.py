@@ -109,7 +109,7 @@ def _target():
 
 def compiler_options(kernel, threads, target, rule=None):
     """How a kernel is compiled for a target (Triton's GPUTarget), at a launch and ahead of time."""
-    if rule == "block" and target.backend == "cuda" and 100 <= target.arch < 110:
+    if rule == "block" and target.backend == "cuda" and target.arch >= 100:
         threads = min(threads, 256)  # the 128 registers that each of 512 threads may have are too few there
     # No fused multiply-add, so that equal rows have equal totals wherever they are computed.
     options = {"num_warps": threads // target.warp_size, "enable_fp_fusion": False}
