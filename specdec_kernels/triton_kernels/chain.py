@@ -194,7 +194,7 @@ def verify_kernel(
         top, _ = read_survey(rows, r, G)
         token = argmax(rows, r, top, G)
     elif RANDOM:
-        facts, mass = read_facts(rows, r, t, G)
+        facts, mass = read_facts(rows, r, t, least, G)
         if facts.best > float("-inf"):
             refused = tl.load(draft_tokens + start + accepted, mask=residual > 0.0, other=-1).to(tl.int32)
             d = (start + accepted).to(tl.int64)

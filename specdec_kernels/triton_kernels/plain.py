@@ -29,7 +29,7 @@ def sample_kernel(
         token = argmax(rows, r, top, G)
     elif seeds is not None:
         if good_sampling(t, of_request(top_p, top_ps, b), least):
-            facts, mass = read_facts(rows, r, t, G)
+            facts, mass = read_facts(rows, r, t, least, G)
             if facts.best > float("-inf"):
                 none = Drafts(Rows(None, 0, 0, None, 2, 0, None), None, None, 0)
                 nothing = read_proposal(none, r, token, t, least, False, False, 1)

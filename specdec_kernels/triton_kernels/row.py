@@ -90,8 +90,8 @@ def unfiltered(rows, r, top, total, temperature, G: tl.constexpr):
 
 
 @triton.jit
-def read_facts(rows, r, temperature, G: tl.constexpr):
-    """The facts of row r, from settle if it ran, and each group's mass; with filters a bound of it, 0 below the cut."""
+def read_facts(rows, r, temperature, least, G: tl.constexpr):
+    """The facts of row r, from settle if it ran, and each group's mass; with filters a bound, 0 where none passes."""
     top, sums = read_survey(rows, r, G)
     if rows.settled is not None:
         here = rows.settled + r * SETTLED
@@ -104,12 +104,16 @@ def read_facts(rows, r, temperature, G: tl.constexpr):
         )
     else:
         facts = unfiltered(rows, r, top, sums, temperature, G)
-    return facts, tl.where(top >= facts.cut, masses(top, sums, facts.best, temperature, facts.last, G), 0.0)
+    mass = masses(top, sums, facts.best, temperature, facts.last, G)
+    if rows.settled is not None:
+        below = tl.where(facts.best == float("inf"), 0.0, top - facts.best)
+        mass = tl.where((top >= facts.cut) & (tl.exp(below / temperature) >= least * 0.9999), mass, 0.0)
+    return facts, mass
 
 
 @triton.jit
 def facts_of(rows, r, temperature, G: tl.constexpr):
-    facts, _ = read_facts(rows, r, temperature, G)
+    facts, _ = read_facts(rows, r, temperature, -1.0, G)
     return facts
 
 

@@ -364,7 +364,7 @@ def verify_tree_kernel(
         if t == 0.0:
             token, _ignored = _argmax_of(rows, end, G)
         elif RANDOM:
-            facts, mass = read_facts(rows, r, t, G)
+            facts, mass = read_facts(rows, r, t, least, G)
             if facts.best > float("-inf"):
                 none = Drafts(Rows(None, 0, 0, None, 2, 0, None), None, None, 0)
                 nothing = read_proposal(none, r, token, t, least, False, False, 1)

@@ -45,20 +45,29 @@ def all_agree(operation, numbers):
     assert fragile <= 1 + len(calls) // 100
 
 
+def small(operation, rules):
+    """Numbers of two random calls per rule, of at most two requests: every program costs some 10 ms."""
+    found = {rule: [] for rule in rules}
+    number = 0
+    while any(len(numbers) < 2 for numbers in found.values()):
+        _, (_, *_, bounds_), options = device_calls.MAKERS[operation](number)
+        if len(bounds_) < 4 and len(found[options["rule"]]) < 2:
+            found[options["rule"]].append(number)
+        number += 1
+    return [number for numbers in found.values() for number in numbers]
+
+
 def test_verify_on_random_calls():
-    rules = {device_calls.verify(number)[2]["rule"] for number in range(12)}
-    assert rules == set(VERIFY_RULES)
-    all_agree("verify", range(12))
+    all_agree("verify", small("verify", VERIFY_RULES))
 
 
 def test_verify_tree_on_random_calls():
-    assert {device_calls.verify_tree(number)[2]["rule"] for number in range(12)} == set(TREE_RULES)
-    all_agree("verify_tree", range(12))
+    all_agree("verify_tree", small("verify_tree", TREE_RULES))
 
 
 def test_sample_on_random_calls():
     calls = [device_calls.sample(number) for number in range(40)]
-    calls = [(args, options) for _, args, options in calls if args[0].shape[1] < 40_000][:12]
+    calls = [(args, options) for _, args, options in calls if args[0].shape[1] < 4000][:8]
     assert sum(not agrees(sk.sample, *args, **options) for args, options in calls) <= 1
 
 
