@@ -198,11 +198,15 @@ class Chain {
     const Noise noise{r_.seed, r_.position, plain ? call_.plain : Stream::kLast,
                       static_cast<uint32_t>(plain ? call_.plain_index[r_.b] : at_)};
     const double r = is_block() ? ratio(at_) : 1.0;
-    for (; id < 0; refused = false)  // p itself always has a candidate
+    for (int attempt = refused ? 0 : 1; attempt < 2 && id < 0; ++attempt, refused = false)
       id = draw(desk_.finishes, target_, 1.0 / target_.total, noise, [&](int64_t v) {
         const double p = target_.probability(v);
         return refused ? fmax(r * p - draft_probability(v), 0.0) : p;
       });
+    if (id < 0) {  // can't be: p has a candidate
+      flags_ |= kNoCandidate;
+      return 0;
+    }
     note(id);
     return 1;
   }

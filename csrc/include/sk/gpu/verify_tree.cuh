@@ -314,6 +314,10 @@ class Tree {
     const int64_t id = r_.greedy() ? target_.best
                                    : draw(desk_.finishes, target_, nodes_.most(target_, node_), noise,
                                           [&](int64_t v) { return nodes_.left(target_, node_, v); });
+    if (id < 0) {  // can't be: P has a candidate
+      flags_ |= kNoCandidate;
+      return 0;
+    }
     if (threadIdx.x == 0) {
       const int64_t at = r_.b * call_.width + depth;
       call_.tokens[at] = id;
