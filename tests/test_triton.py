@@ -1,5 +1,6 @@
 """The triton backend without a GPU: interpreted in a process of its own, and what is said where it can't run."""
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -27,6 +28,9 @@ def interpreted(folder, *options):
 def need_triton():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("triton is not installed")
+    version = importlib.metadata.version("triton")
+    if tuple(map(int, version.split(".")[:2])) >= (3, 9):
+        pytest.skip(f"the interpreter of Triton {version} makes integers of masks that mix a scalar and a block")
 
 
 def test_interpreted_kernels(tmp_path):

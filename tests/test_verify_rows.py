@@ -151,4 +151,4 @@ def test_scratch_is_below_a_megabyte_per_thread():
     once, scratch = map(int, run.stdout.split())
     if once == 0:
         pytest.skip("a sanitizer's allocator is in place, which does not count for the C library")
-    assert scratch > 20_000 and once + scratch < 1_000_000, (once, scratch)
+    assert 20_000 < once + scratch < 1_000_000, (once, scratch)  # the smaller call may have taken memory for both
