@@ -141,6 +141,18 @@ def test_nucleus_of_a_large_vocabulary():
         assert verdict.num_accepted.item() == (i < 4)
 
 
+@pytest.mark.parametrize("count", [2047, 2048, 2049, 2100, 2112, 2113])
+@pytest.mark.parametrize("options", [{"top_p": 0.999}, {"top_k": 2040}, {"min_p": 0.5}], ids=str)
+def test_as_many_candidates_as_can_be_gathered(count, options):
+    """Around the size of the cpu backend's buffer: what is kept, and how it weighs."""
+    generator = torch.Generator().manual_seed(count)
+    row = torch.full((4 * 64 * 64,), -20.0)
+    row[torch.randperm(count, generator=generator)] = torch.rand(count, generator=generator) * -0.6
+    tokens = repeated(2, [row.tolist()], [], **options).tokens
+    with running("reference"):
+        assert torch.equal(tokens, repeated(2, [row.tolist()], [], **options).tokens)
+
+
 @pytest.mark.parametrize("temperature", [0, 1.0])
 def test_bias_and_masks_reach_the_verified_rows(temperature):
     """Whatever a caller does to the logits holds for drafts as for the bonus."""

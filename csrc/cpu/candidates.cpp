@@ -15,7 +15,7 @@ bool Candidates::add(int64_t n) {
 }
 
 void Candidates::weigh(double max, double inv_t) {
-  std::fill(logit_ + size_, logit_ + size_ + kGroup, -INFINITY);
+  std::fill(logit_ + size_, logit_ + (size_ + kGroup - 1) / kGroup * kGroup, -INFINITY);
   for (int64_t i = 0; i < size_; i += kGroup)
     group_kernels().exp64(logit_ + i, max, inv_t, -INFINITY, 0.0, weight_ + i);
 }
