@@ -130,9 +130,10 @@ def test_residual_of_negligible_weights_is_still_drawn_from(backend):
     row[0, 3], row[0, 100:260] = 0.0, -32.0
     q = torch.zeros(1, 300)
     q[0, 3] = 1.5
-    verdict = repeated(MANY.get(backend, 2000), row.repeat(2, 1), [3], draft_probs=q)
+    n = MANY.get(backend, 2000)
+    verdict = repeated(n, row.repeat(2, 1), [3], draft_probs=q)
     refused = verdict.tokens[verdict.num_accepted == 0, 0]
-    assert len(refused) > 50 and ((refused >= 100) & (refused < 260)).all() and len(refused.unique()) > 30
+    assert len(refused) > n // 5 and ((refused >= 100) & (refused < 260)).all() and len(refused.unique()) > n // 20
 
 
 # ---- the coin
@@ -227,9 +228,10 @@ def test_greedy_does_not_depend_on_the_seed():
 
 def test_placeholder_ends_the_request_with_a_draw_from_p(backend):
     row, flat = logits_of([0.0] * 7 + [1.0] + [0.0] * 8).tolist(), [0.0] * 16
-    verdict = repeated(MANY.get(backend, 2000), [row, flat, flat, flat], [7, -1, -1])
+    n = MANY.get(backend, 2000)
+    verdict = repeated(n, [row, flat, flat, flat], [7, -1, -1])
     assert (verdict.num_accepted == 1).all() and (verdict.tokens[:, 0] == 7).all()
-    assert (verdict.tokens[:, 2:] == -1).all() and set(verdict.tokens[:, 1].tolist()) == set(range(16))
+    assert (verdict.tokens[:, 2:] == -1).all() and len(verdict.tokens[:, 1].unique()) >= min(16, n // 3)
 
 
 def test_placeholder_ignores_what_follows():
