@@ -4,6 +4,7 @@ The cases of test_verify_cases.py, test_sample.py, test_verify_layout.py and tes
 emulator, too (verify_cases.FEW_BACKENDS); here is what only a GPU backend has.
 """
 
+import contextlib
 import itertools
 import math
 import random
@@ -208,6 +209,26 @@ def test_overlapping_trees_are_flagged():
             operation = emulator.operations()["verify_tree"]
             operation(torch.randn(7, 9), tokens, parents, cu, None, *options, *outputs)
         assert outputs[-1].tolist() == [0, BAD_VALUE, BAD_VALUE]
+
+
+@pytest.mark.parametrize(
+    ("cu", "flags"), [([1, 2, 4], [4, 0]), ([0, 2, 3], [0, 4]), ([1, 2, 3], [4, 4]), ([0, 2, 4], [0, 0])]
+)
+def test_drafts_of_nobody_are_flagged(cu, flags):
+    """Bounds have to begin at 0 and to end at the number of drafts; the first and the last request answer for that."""
+    tokens, cu = torch.tensor([1, 2, 3, 4]), torch.tensor(cu, dtype=torch.int32)
+    options = [0.0, 0, 1.0, 0.0, None, None, "token", None, (0.09, 0.3)]
+    for backend in ("reference", *CONFIGURATIONS[:2]):
+        outputs = [torch.empty(2, 4).long(), torch.empty(2).int(), None, torch.empty(2).int()]
+        path = torch.empty(2, 3).int()
+        parents = torch.full((4,), -1, dtype=torch.int32)
+        with emulator.serving(*backend) if backend != "reference" else contextlib.nullcontext():
+            operations = emulator.operations() if backend != "reference" else None
+            pick = lambda name, found=operations: found[name] if found else getattr(REFERENCE[name], name)
+            pick("verify")(torch.zeros(6, 9), tokens, cu, None, False, None, None, *options, *outputs)
+            assert outputs[-1].tolist() == flags, backend
+            pick("verify_tree")(torch.zeros(6, 9), tokens, parents, cu, None, *options, path, *outputs)
+            assert outputs[-1].tolist() == flags, backend
 
 
 def test_bad_draft_ids_are_flagged():

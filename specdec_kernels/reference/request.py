@@ -85,6 +85,12 @@ def at(parameter, b):
     return parameter[b].item() if isinstance(parameter, torch.Tensor) else parameter
 
 
+def bounds_are_sound(b, start, stop, requests, drafts):
+    """Whether request ``b`` of ``requests`` may own the drafts (or nodes) start..stop: they follow each other from 0 to
+    ``drafts``."""
+    return 0 <= start <= stop <= drafts and (b > 0 or start == 0) and (b < requests - 1 or stop == drafts)
+
+
 def rules_of(b, temperature, top_k, top_p, min_p, seed, position, rule, theta, typical):
     """The :class:`Rules` of request ``b`` as keyword arguments; None if a parameter is bad (possible on a GPU only)."""
     temp, p, least, bound = at(temperature, b), at(top_p, b), at(min_p, b), at(theta, b)

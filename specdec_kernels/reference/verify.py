@@ -29,6 +29,7 @@ from .request import (
     BAD_VALUE,
     NO_CANDIDATE,
     Rules,
+    bounds_are_sound,
     chance,
     changes,
     is_distribution,
@@ -181,7 +182,7 @@ def requests(
     ids = None if draft_ids is None else draft_ids.cpu()
     for b, (start, stop) in enumerate(itertools.pairwise(bounds)):
         rules = rules_of(b, *parameters)
-        if rules is None or not 0 <= start <= stop <= len(drafts):
+        if rules is None or not bounds_are_sound(b, start, stop, len(cu_drafts) - 1, len(drafts)):
             yield None
             continue
         mine = drafts[start:stop]

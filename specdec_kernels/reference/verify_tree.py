@@ -29,6 +29,7 @@ from .request import (
     BAD_VALUE,
     NO_CANDIDATE,
     Rules,
+    bounds_are_sound,
     chance,
     changes,
     is_distribution,
@@ -238,7 +239,7 @@ def requests(target_logits, tree_tokens, parents, cu_nodes, draft_rows, *paramet
     vocabulary, ids, links = target_logits.shape[1], tree_tokens.tolist(), parents.tolist()
     for b, (start, stop) in enumerate(itertools.pairwise(cu_nodes.tolist())):
         rules = rules_of(b, *parameters)
-        if rules is None or not 0 <= start <= stop <= len(ids):
+        if rules is None or not bounds_are_sound(b, start, stop, len(cu_nodes) - 1, len(ids)):
             yield None
             continue
         try:

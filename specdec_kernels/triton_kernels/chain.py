@@ -165,6 +165,7 @@ def verify_kernel(
     least = of_request(min_p, min_ps, b)
     bound = of_request(theta, thetas, b)
     good = (start >= 0) & (count >= 0) & (start + count <= draft_count) & (count < width)
+    good = good & ((b > 0) | (start == 0)) & ((b + 1 < tl.num_programs(0)) | (start + count == draft_count))
     good = good & good_sampling(t, of_request(top_p, top_ps, b), least) & (bound == bound)
 
     # The proposals end before the first -1; all of them have to be ids.

@@ -315,6 +315,7 @@ def verify_tree_kernel(
     least = of_request(min_p, min_ps, b)
     bound = of_request(theta, thetas, b)
     good = (start >= 0) & (count >= 0) & (start + count <= nodes)
+    good = good & ((b > 0) | (start == 0)) & ((b + 1 < tl.num_programs(0)) | (start + count == nodes))
     good = good & good_sampling(t, of_request(top_p, top_ps, b), least) & (bound == bound)
     count = tl.where(good, count, -1)
     root = tl.where(good, start + b, b)

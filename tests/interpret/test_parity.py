@@ -157,6 +157,7 @@ def call_with(**changed):
         {"draft_tokens": torch.tensor([1, 2**40, 3])},
         {"cu_drafts": torch.tensor([0, 1, 4], dtype=torch.int32)},
         {"cu_drafts": torch.tensor([0, 1, 0], dtype=torch.int32)},
+        {"cu_drafts": torch.tensor([0, 1, 2], dtype=torch.int32)},  # one draft is nobody's
         {"cu_drafts": torch.tensor([0, 1, 2**31 - 1], dtype=torch.int32)},
     ],
     ids=str,
@@ -185,6 +186,7 @@ TREE = {"tree_tokens": [1, 2, 3, 1, 2], "parents": [-1, -1, 0, -1, 0]}  # of two
         {"max_depth": 1},  # less than the deepest node
         {"cu_nodes": [0, 3, 6]},
         {"cu_nodes": [0, 3, 2]},
+        {"cu_nodes": [0, 3, 4]},  # one node is nobody's
     ],
     ids=str,
 )

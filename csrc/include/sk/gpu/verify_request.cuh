@@ -37,11 +37,17 @@ __device__ inline Request parameters_of(const Verify& call, int64_t b) {
   return r;
 }
 
+// Requests follow each other from 0 to the number of drafts (of nodes, if they are trees).
+__device__ inline bool bounds_are_sound(const Verify& call, int64_t b, int64_t start, int64_t stop) {
+  return 0 <= start && start <= stop && stop <= call.drafts && (b > 0 || start == 0) &&
+         (b + 1 < call.requests || stop == call.drafts);
+}
+
 __device__ inline Request request_of(const Verify& call, int64_t b) {
   Request r = parameters_of(call, b);
   if (call.cu_drafts == nullptr) return r;
   const int64_t start = call.cu_drafts[b], stop = call.cu_drafts[b + 1];
-  r.bad |= !(0 <= start && start <= stop && stop <= call.drafts && stop - start < call.width);
+  r.bad |= !bounds_are_sound(call, b, start, stop) || stop - start >= call.width;
   if (r.bad) return r;
   r.start = start;
   for (int64_t i = start; i < stop && call.draft_tokens[i] != -1; ++i, ++r.proposed)

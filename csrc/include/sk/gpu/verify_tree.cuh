@@ -24,7 +24,7 @@ __device__ inline Request tree_request_of(const Verify& call, int64_t b) {
   int64_t before = 0;  // a workspace of its own: no node belongs to an earlier request, too
   for (int64_t i = threadIdx.x; i <= b; i += kWideBlock) before = Max()(before, static_cast<int64_t>(call.cu_drafts[i]));
   before = WideBlock::reduce(before, Max());
-  r.bad |= !(0 <= start && before <= start && start <= stop && stop <= call.drafts);
+  r.bad |= !bounds_are_sound(call, b, start, stop) || before > start;
   if (r.bad) return r;
   r.start = start;
   r.proposed = stop - start;
