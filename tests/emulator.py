@@ -84,7 +84,13 @@ def operations():
 def serving(wave, order, chunks=-1, seed=1):
     """The public functions run CPU tensors on the emulated GPU module; ``chunks``: specdec_kernels/gpu/verify.py."""
     configure(ctypes.CDLL(compiled().__file__), wave, order, seed)
-    served = operations()
+    with serve(operations(), chunks):
+        yield
+
+
+@contextlib.contextmanager
+def serve(served, chunks=-1):
+    """The public functions run CPU tensors on these operations of a GPU module."""
     keys = [registry._key(name, "cpu") for name in served]
     before, plan = [registry._chosen.get(key) for key in keys], gpu.verify.CHUNKS
     try:

@@ -6,6 +6,7 @@ import torch
 
 import emulator
 import specdec_kernels as sk
+from guard import guarded
 from specdec_kernels import gpu
 
 
@@ -43,8 +44,12 @@ class Device:
             outputs = run()
         return outputs, graph.replay
 
-    def free_bytes(self):
-        return torch.cuda.mem_get_info()[0]
+    def matrix(self, shape, dtype, stride):
+        """An uninitialised matrix with rows ``stride`` elements apart; None if that is too much."""
+        size = (shape[0] - 1) * stride + shape[1]
+        if torch.cuda.mem_get_info()[0] < size * dtype.itemsize + 2**30:
+            return None
+        return torch.empty(size, dtype=dtype, device=self.device).as_strided(shape, (stride, 1))
 
 
 class Emulated:
@@ -71,8 +76,8 @@ class Emulated:
 
         return outputs, replay
 
-    def free_bytes(self):
-        return 0
+    def matrix(self, shape, dtype, stride):
+        return guarded(shape, dtype, row_stride=stride)  # takes the pages that are written
 
 
 def why_not():

@@ -11,7 +11,7 @@ from laws import chain
 from sequences import CHAINS, CROSSED, REPEATING, TREES, p_value, sequences
 from specdec_kernels.reference.draws import PICK
 from specdec_kernels.reference.philox import COIN, DRAFT, uniform
-from verify_cases import BACKENDS, FEW_BACKENDS, MANY, needs, running
+from verify_cases import BACKENDS, FEW_BACKENDS, MANY, running
 
 
 def size(backend):
@@ -31,7 +31,6 @@ def backend(request):
 
 @pytest.mark.parametrize(("rule", "form"), WAYS)
 def test_whole_sequences(rule, form, backend):
-    needs(rule, tree=(rule, form) in TREES)
     n, length = size(backend)
     assert p_value(sequences(n, length, rule, form), length) > RIGHT
 
@@ -41,7 +40,6 @@ def test_whole_sequences(rule, form, backend):
 def test_one_call(rule, form, backend):
     n = size(backend)[0]
     with running(backend):
-        needs(rule, tree=(rule, form) in TREES)
         assert p_value(sequences(n, 1, rule, form, start=2**40), 1) > RIGHT
 
 

@@ -14,11 +14,12 @@ import specdec_kernels as sk
 from specdec_kernels import registry, triton_kernels
 
 TESTS = Path(__file__).resolve().parent
+CASES = [TESTS / f"test_verify_{name}.py" for name in ("cases", "filters", "rules", "trees")]
 
 
-def interpreted(folder, *options):
-    """Runs tests/interpret on the package that is tested here."""
-    line = [sys.executable, "-m", "pytest", str(TESTS / "interpret"), "-c", str(TESTS.parent / "pyproject.toml")]
+def interpreted(folder, *options, tests=(TESTS / "interpret",)):
+    """Runs tests, as a rule tests/interpret, on the package that is tested here."""
+    line = [sys.executable, "-m", "pytest", *map(str, tests), "-c", str(TESTS.parent / "pyproject.toml")]
     line += ["--rootdir", str(TESTS.parent), "-p", "no:cacheprovider", *options]
     package = Path(sk.__file__).resolve().parent.parent
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(package)}
@@ -43,6 +44,14 @@ def test_interpreted_kernels(tmp_path):
 def test_interpreted_kernels_at_length(tmp_path):
     need_triton()
     done = interpreted(tmp_path, "-m", "slow")
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_interpreted_kernels_on_the_public_cases(tmp_path):
+    """A quarter of an hour: every interpreted program costs milliseconds."""
+    need_triton()
+    done = interpreted(tmp_path, tests=CASES)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from batches import batches
 from specdec_kernels.reference import filters
-from verify_cases import EMULATED, FEW_BACKENDS, needs, running
+from verify_cases import EMULATED, FEW_BACKENDS, running
 
 HARD, EMPTY, BAD_VALUE, BAD_DRAFT = 1, 2, 4, 8
 EXAMPLES = {"reference": 15, EMULATED: 10}  # others 30
@@ -31,7 +31,6 @@ def tree(request):
 
 def each(backend, tree, check, times=1):
     """Runs ``check`` on random batches, and a random source beside."""
-    needs("token", tree=tree)
 
     @settings(max_examples=times * EXAMPLES.get(backend, 30), deadline=None, derandomize=True, database=None)
     @given(batches(tree), st.randoms(use_true_random=False))

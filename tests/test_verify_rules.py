@@ -7,7 +7,7 @@ import torch
 
 import specdec_kernels as sk
 from sequences import World, sequences
-from verify_cases import FEW_BACKENDS, MANY, bounds, emitted, judge, keys, logits_of, near, needs, repeated, running
+from verify_cases import FEW_BACKENDS, MANY, bounds, emitted, judge, keys, logits_of, near, repeated, running
 
 NAN, INF = math.nan, math.inf
 HARD, EMPTY, BAD_DRAFT = 1, 2, 8
@@ -17,8 +17,6 @@ HARD, EMPTY, BAD_DRAFT = 1, 2, 8
 def backend(request):
     torch.manual_seed(0)
     with running(request.param):
-        for rule in ("block", "typical", "threshold"):
-            needs(rule)
         yield request.param
 
 

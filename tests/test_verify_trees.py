@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from verify_cases import FEW_BACKENDS, MANY, bounds, emitted, keys, logits_of, near, needs, running
+from verify_cases import FEW_BACKENDS, MANY, bounds, emitted, keys, logits_of, near, running
 
 NAN, INF = math.nan, math.inf
 HARD, EMPTY, BAD_DRAFT = 1, 2, 8
@@ -18,8 +18,6 @@ RULES = [*LOSSLESS, "typical", "threshold"]
 def backend(request):
     torch.manual_seed(0)
     with running(request.param):
-        for rule in RULES:
-            needs(rule, tree=True)
         yield request.param
 
 

@@ -6,7 +6,6 @@ import math
 import os
 import random
 
-import pytest
 import torch
 
 import emulator
@@ -95,16 +94,6 @@ def share(tokens, wanted):
 def near(share, p, n):
     """Within five standard deviations."""
     return abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-9
-
-
-def needs(rule, *, tree=False):
-    """Skips the test where the backend in use lacks this rule."""
-    none, at = torch.zeros(0, dtype=torch.int64), keys(1)
-    arguments = [torch.zeros(1, 2), none, *([none] if tree else []), bounds([0])]
-    try:
-        (sk.verify_tree if tree else sk.verify)(*arguments, rule=rule, theta=1.0, **at)
-    except sk.BackendUnavailable as error:
-        pytest.skip(str(error))
 
 
 def captured(operation, *args, **options):
