@@ -73,6 +73,16 @@ def _width(name, value):
     return value
 
 
+def _fake_verdict(like, requests, width, return_logprobs):
+    """Tokens, num_accepted, logprobs, flags."""
+    return (
+        like.new_empty((requests, width), dtype=torch.int64),
+        like.new_empty((requests,), dtype=torch.int32),
+        like.new_empty((requests, width) if return_logprobs else (0,), dtype=torch.float32),
+        like.new_empty((requests,), dtype=torch.int32),
+    )
+
+
 # ---- verify --------------------------------------------------------------------------------------
 
 
@@ -84,13 +94,7 @@ def _verify(*tensors, **arguments):
 def _fake_verify(target_logits, draft_tokens, cu_drafts, *, max_drafts, return_logprobs, **_):
     requests, width = cu_drafts.shape[0] - 1, _width("max_drafts", max_drafts) + 1
     _check("target_logits", target_logits, draft_tokens.shape[0] + requests, draft_tokens, cu_drafts)
-    empty = target_logits.new_empty
-    return (
-        empty((requests, width), dtype=torch.int64),
-        empty((requests,), dtype=torch.int32),
-        empty((requests, width) if return_logprobs else (0,), dtype=torch.float32),
-        empty((requests,), dtype=torch.int32),
-    )
+    return _fake_verdict(target_logits, requests, width, return_logprobs)
 
 
 _define(
@@ -112,14 +116,8 @@ def _verify_tree(*tensors, **arguments):
 def _fake_verify_tree(target_logits, tree_tokens, parents, cu_nodes, *, max_depth, return_logprobs, **_):
     requests, width = cu_nodes.shape[0] - 1, _width("max_depth", max_depth) + 1
     _check("target_logits", target_logits, tree_tokens.shape[0] + requests, tree_tokens, parents, cu_nodes)
-    empty = target_logits.new_empty
-    return (
-        empty((requests, max_depth), dtype=torch.int32),
-        empty((requests, width), dtype=torch.int64),
-        empty((requests,), dtype=torch.int32),
-        empty((requests, width) if return_logprobs else (0,), dtype=torch.float32),
-        empty((requests,), dtype=torch.int32),
-    )
+    path = target_logits.new_empty((requests, max_depth), dtype=torch.int32)
+    return path, *_fake_verdict(target_logits, requests, width, return_logprobs)
 
 
 _define(

@@ -11,27 +11,14 @@ import specdec_kernels as sk
 import specdec_kernels.reference.verify
 from specdec_kernels.reference import draws
 from specdec_kernels.verify import RULES
-from verify_cases import BACKENDS, bounds, captured, keys, logits_of, random_call, running, same
+from verify_cases import BACKENDS, bounds, captured, fragile_differences, keys, logits_of, random_call, running, same
 
 reference = sys.modules["specdec_kernels.reference.verify"]  # the package's attribute `verify` is the function
 
 
 def compare(number, rule=None):
-    """Runs one random call everywhere; returns how many backends differed in a fragile call (0 or more)."""
     *tensors, options = random_call(number, rule)
-    before = [t.clone() for t in tensors]
-    with running("reference"):
-        expected, arguments = captured(sk.verify, *tensors, **options)
-    fragile = 0
-    for backend in BACKENDS[1:]:
-        with running(backend):
-            got = sk.verify(*tensors, **options)
-        if not same(got, expected):
-            message = f"call {number} {options['rule']} on {backend}: {got} instead of {expected}"
-            assert any(reference.fragile(*arguments)), message
-            fragile += 1
-    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, tensors, strict=True))  # I7
-    return fragile
+    return fragile_differences(number, sk.verify, *tensors, **options)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,36 +1,18 @@
 """verify_tree on every backend gives what the reference gives, and on chains what verify gives."""
 
-import sys
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import specdec_kernels as sk
-import specdec_kernels.reference.verify_tree
 from specdec_kernels.verify_tree import RULES
-from verify_cases import BACKENDS, FEW_BACKENDS, captured, random_call, random_tree_call, running, same
-
-reference = sys.modules["specdec_kernels.reference.verify_tree"]
+from verify_cases import FEW_BACKENDS, fragile_differences, random_call, random_tree_call, running
 
 
 def compare(number, rule=None):
-    """Runs one random call everywhere; returns how many backends differed in a fragile call (0 or more)."""
     *tensors, options = random_tree_call(number, rule)
-    before = [t.clone() for t in tensors]
-    with running("reference"):
-        expected, arguments = captured(sk.verify_tree, *tensors, **options)
-    fragile = 0
-    for backend in BACKENDS[1:]:
-        with running(backend):
-            got = sk.verify_tree(*tensors, **options)
-        if not same(got, expected):
-            message = f"call {number} {options['rule']} on {backend}: {got} instead of {expected}"
-            assert any(reference.fragile(*arguments)), message
-            fragile += 1
-    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, tensors, strict=True))
-    return fragile
+    return fragile_differences(number, sk.verify_tree, *tensors, **options)
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,6 +1,7 @@
 """What tests of verify, verify_tree and sample share: backends to run on, requests built from lists, random calls."""
 
 import contextlib
+import importlib
 import itertools
 import math
 import os
@@ -117,6 +118,24 @@ def same(a, b):
     return all(torch.equal(getattr(a, name), getattr(b, name)) for name in a._fields if name != "logprobs") and (
         a.logprobs is None or torch.allclose(a.logprobs, b.logprobs, rtol=1e-6, atol=1e-6, equal_nan=True)
     )
+
+
+def fragile_differences(number, operation, *tensors, **options):
+    """Runs a call on every backend; returns how many differ from the reference, as only a fragile call may."""
+    before = [t.clone() for t in tensors]
+    with running("reference"):
+        expected, arguments = captured(operation, *tensors, **options)
+    count = 0
+    for backend in BACKENDS[1:]:
+        with running(backend):
+            got = operation(*tensors, **options)
+        if not same(got, expected):
+            message = f"call {number}, {options} on {backend}: {got} instead of {expected}"
+            reference = importlib.import_module(f"specdec_kernels.reference.{operation.__name__}")
+            assert any(reference.fragile(*arguments)), message
+            count += 1
+    assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(before, tensors, strict=True))  # I7
+    return count
 
 
 def random_call(number, rule=None):

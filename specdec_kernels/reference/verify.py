@@ -70,13 +70,18 @@ class Request(Rules):
         return q if q[draft] > 0 else None
 
 
-def token(r, decide):
-    """Accept x iff u*q(x) < p(x); at the first refusal draw from (p - q)+ (Leviathan et al., Chen et al.)."""
+def rows(r, decide):
+    """The request's rows in turn: (i, draft i or -1 at the end, the clean row, its weights, flags so far)."""
     flags = 0
     for i, draft in enumerate([*r.drafts, -1]):
         row, hard = read(r.target[i])
         flags |= hard
-        w = r.weights(row, decide)
+        yield i, draft, row, r.weights(row, decide), flags
+
+
+def token(r, decide):
+    """Accept x iff u*q(x) < p(x); at the first refusal draw from (p - q)+ (Leviathan et al., Chen et al.)."""
+    for i, draft, _, w, flags in rows(r, decide):
         if draft < 0:
             return i, w, flags
         if r.greedy:
@@ -102,11 +107,9 @@ def block(r, decide):
     """
     if r.greedy:
         return token(r, decide)
-    flags, p, q, ratio = 0, [], [], [1.0]
-    for i, draft in enumerate([*r.drafts, -1]):
-        row, hard = read(r.target[i])
-        flags |= hard
-        p.append(normalised(r.weights(row, decide)))
+    p, q, ratio = [], [], [1.0]
+    for i, draft, _, w, flags in rows(r, decide):
+        p.append(normalised(w))
         if draft < 0:
             break
         proposal = r.draft_distribution(i, decide)
@@ -128,11 +131,7 @@ def block(r, decide):
 
 def typical(r, decide):
     """Accept x iff p(x) > min(eps, delta*exp(-H)) (Medusa; lossy). Draft rows are not read."""
-    flags = 0
-    for i, draft in enumerate([*r.drafts, -1]):
-        row, hard = read(r.target[i])
-        flags |= hard
-        w = r.weights(row, decide)
+    for i, draft, _, w, flags in rows(r, decide):
         p = normalised(w)
         if draft < 0 or not w.any() or not decide.exceeds(float(p[draft]), r.typical_bound(p)):
             return i, w, flags
@@ -140,11 +139,7 @@ def typical(r, decide):
 
 def threshold(r, decide):
     """Accept x iff it is in the support and P_target(x)/P_draft(x) > theta, both before filters (lossy)."""
-    flags = 0
-    for i, draft in enumerate([*r.drafts, -1]):
-        row, hard = read(r.target[i])
-        flags |= hard
-        w = r.weights(row, decide)
+    for i, draft, row, w, flags in rows(r, decide):
         if draft < 0:
             return i, w, flags
         q = r.draft_distribution(i, decide, filtered=False)
