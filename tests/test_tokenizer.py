@@ -326,8 +326,8 @@ def test_bad_text():
 
 
 def test_memory(smollm2):
-    """Opening the file and building the tokenizer costs at most 28 MB at its peak; pages of files, which the kernel maps
-    as it sees fit, not counted."""
+    """Opening the file and building the tokenizer costs at most 28 MB at its peak; pages of files, which the kernel
+    maps as it sees fit, not counted."""
     code = f"""
 import torch, specdec_kernels, specloop.errors
 def kilobytes(name):
