@@ -141,17 +141,17 @@ def steps_of(name, build):
     host = [*cxx, *CXXFLAGS, *INCLUDE, *python, *words("CXXFLAGS")]
     note = {"compiler": ask([*cxx, "--version"])}
     if name == "_C_cpu":
-        binding, sources, device = CSRC / "bind" / "cpu.cpp", (CSRC / "cpu").glob("*.cpp"), host
+        bindings, sources, device = [CSRC / "bind" / "cpu.cpp"], (CSRC / "cpu").glob("*.cpp"), host
         loose = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
         link = [*cxx, "-shared", *words("CXXFLAGS")], [*words("LDFLAGS"), "-lpthread", "-ldl", *loose]
     else:
         device, link, more = gpu_tools(name)
         note |= more
-        binding, sources = CSRC / "bind" / "gpu.cpp", (CSRC / "gpu").glob("*.cu")
+        bindings, sources = sorted((CSRC / "bind").glob("gpu*.cpp")), (CSRC / "gpu").glob("*.cu")
         host += [f"-DSK_MODULE={name}", f'-DSK_ARCHS="{";".join(note["archs"])}"']
     steps = []
-    for source in [binding, *sorted(sources)]:
-        command = host if source is binding else device
+    for source in [*bindings, *sorted(sources)]:
+        command = host if source in bindings else device
         result = build / f"{source.parent.name}_{source.stem}.o"
         line = [*command, "-MMD", "-MF", f"{result}.d", "-c", str(source), "-o", str(result)]
         steps.append((result, [source], line))

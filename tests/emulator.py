@@ -60,8 +60,8 @@ def compiled():
     """The GPU module itself, binding and launchers included, with the emulator in place of the GPU."""
     import pybind11
 
-    gpu = ROOT / "csrc" / "gpu"
-    sources = [ROOT / "csrc" / "bind" / "gpu.cpp", *sorted(gpu.glob("*.cu")), EMU / "configure.cpp"]
+    csrc = ROOT / "csrc"
+    sources = [*sorted(csrc.glob("bind/gpu*.cpp")), *sorted(csrc.glob("gpu/*.cu")), EMU / "configure.cpp"]
     python = ["-isystem", pybind11.get_include(), "-isystem", sysconfig.get_paths()["include"]]
     path = build("_C_emu", sources, [*python, "-DSK_MODULE=_C_emu", '-DSK_ARCHS="emulator"'])
     spec = importlib.util.spec_from_file_location("_C_emu", path)
