@@ -8,7 +8,8 @@ from .recording import Recording, record
 from .registry import BackendUnavailable, backends, forced_backend, use_backend
 
 # quantize family
-from .fused_quantize import rms_norm, rms_norm_quantize_int8, silu_mul, silu_mul_quantize_int8
+from .gates import gelu_mul, gelu_mul_quantize_int8, silu_mul, silu_mul_quantize_int8
+from .norms import layer_norm, layer_norm_quantize_int8, rms_norm, rms_norm_quantize_int8
 from .quantize import dequantize_int8, quantize_int8
 
 # linear family

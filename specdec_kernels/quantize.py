@@ -2,12 +2,13 @@
 
 The form that the backends get (tensors validated, rows evenly spaced, last dimension contiguous):
 
-    quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point)
+    quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point, sums)
     dequantize_int8(q, scale, zero_point, out)
 
-``group`` divides H; q, scale and zero_point are outputs, except that scale and zero_point are inputs if ``static``;
-zero_point is None if ``symmetric``; ``seed`` is None for round-half-to-even. A scale or zero point that is an input
-holds one value, one per row [..., 1] or one per group [..., G].
+``group`` divides H; q, scale, zero_point and sums are outputs, except that scale and zero_point are inputs if
+``static``; zero_point is None if ``symmetric``, sums is None or int32 [..., G]; ``seed`` is None for
+round-half-to-even. A scale or zero point that is an input holds one value, one per row [..., 1] or one per group
+[..., G].
 """
 
 import math
@@ -30,6 +31,7 @@ def quantize_int8(
     symmetric=True,
     stochastic_seed=None,
     stochastic_offset=0,
+    return_sums=False,
     out=None,
 ):
     """Quantises ``x`` to int8 codes: ``(q, scale)``, or ``(q, scale, zero_point)`` if not ``symmetric``.
@@ -48,23 +50,25 @@ def quantize_int8(
     ----------
     x : f32, f16 or bf16 [..., H]. The last dimension must be contiguous; rows may be any distance apart (leading
         dimensions that can't be walked with one stride cost a copy).
-    group_size : values per scale, a divisor of H; None for one scale per row.
+    group_size : values per scale, a divisor of H; None for one scale per row, or for the groups of a given scale.
     scale, zero_point : given instead of computed (a number, or f32 and int32 tensors [..., 1] or [..., G]), zero_point
         exactly when not symmetric. A NaN in x then gives code 0, Inf clamps. Returned as given.
     stochastic_seed : rounds v = x / scale to floor(v) + (u < v - floor(v)) with u = the upper 24 bits of Philox word
         (i & 3) at counter (i >> 2, 4 << 24, 0), i = ``stochastic_offset`` + the index of the element in x. The mean of
         q is then v, integers stay, and chunks with their offsets give the same codes as the whole.
-    out : (q, scale) or (q, scale, zero_point) to write to, or only q if scale is given; shapes [..., H] and [..., G],
-        rows any distance apart, memory of their own.
+    return_sums : also return, as the last one, the exact sum of each group's codes, int32 [..., G] (for a matrix
+        product with zero points).
+    out : the tuple to write to: q, scale, zero_point if not symmetric, sums if asked for; shapes [..., H] and [..., G],
+        rows any distance apart, memory of their own. With a given scale: q, or the tuple with the given tensors in it.
 
-    Returns int8 [..., H], f32 [..., G] and int32 [..., G], G = H / group_size or 1.
+    Returns int8 [..., H], f32 [..., G], int32 [..., G] and int32 [..., G], G = H / group_size or 1.
     Raises TypeError or ValueError with the argument's name; on the CPU also for a given scale that is not positive and
     finite.
     """
     validate.tensor("x", x, validate.FLOATS)
     x = readable("x", x)
     cols = x.shape[-1]
-    group = group_length(group_size, cols)
+    group = group_length(group_size, cols, return_sums)
     if stochastic_seed is not None:
         stochastic_seed = integer("stochastic_seed", stochastic_seed) & 0xFFFFFFFFFFFFFFFF
     if stochastic_offset != 0:
@@ -74,7 +78,7 @@ def quantize_int8(
     if scale is None:
         if zero_point is not None:
             raise ValueError("zero_point: expected None without a scale, got one")
-        result = code_outputs(x, x.shape, group, symmetric, out, {"x": x}, {})
+        result = code_outputs(x, x.shape, group, symmetric, return_sums, out, {"x": x}, {})
         q, scales = result[0], result[1]
         zero_points = None if symmetric else result[2]
     else:
@@ -84,8 +88,8 @@ def quantize_int8(
                 f"got {'none' if zero_point is None else 'one'} with symmetric={symmetric}"
             )
         scales, zero_points, group = _static(x, scale, zero_point, None if group_size is None else group)
-        q = _static_output(x, scale, zero_point, out)
-        result = (q, scale) if symmetric else (q, scale, zero_point)
+        result = _static_outputs(x, group, scale, zero_point, return_sums, out)
+        q = result[0]
     registry.call(
         "quantize_int8",
         validate.device_type(x),
@@ -98,6 +102,7 @@ def quantize_int8(
         q,
         scales,
         zero_points,
+        result[-1] if return_sums else None,
     )
     return result
 
@@ -121,23 +126,28 @@ def dequantize_int8(q, scale, zero_point=None, *, dtype=torch.float32):
     return out
 
 
-def _static_output(x, scale, zero_point, out):
-    """q for a given scale: out is q, or the tuple that the call returns."""
+def _static_outputs(x, group, scale, zero_point, return_sums, out):
+    """(q, scale[, zero_point][, sums]) for a given scale: out is q, or the tuple that the call returns."""
+    given = (scale,) if zero_point is None else (scale, zero_point)
+    per_group = (*x.shape[:-1], x.shape[-1] // group if group else 1)
     if out is None:
-        return torch.empty(x.shape, dtype=torch.int8, device=x.device)
-    if isinstance(out, (tuple, list)):
-        given = (scale,) if zero_point is None else (scale, zero_point)
-        if len(out) != 1 + len(given) or any(a is not b for a, b in zip(out[1:], given, strict=True)):
-            raise ValueError("out: expected q, or q with the given scale and zero point themselves, got other tensors")
-        out = out[0]
-    validate.output("out", out, torch.int8, x.shape, x.device)
+        q = x.new_empty(x.shape, dtype=torch.int8)
+        return (q, *given, x.new_empty(per_group, dtype=torch.int32)) if return_sums else (q, *given)
+    if not isinstance(out, (tuple, list)):
+        out = (out, *given)
+    if len(out) != 1 + len(given) + bool(return_sums) or any(a is not b for a, b in zip(out[1:], given, strict=False)):
+        more = " and sums" if return_sums else ""
+        raise ValueError(f"out: expected q, or q with the given scale and zero point themselves{more}, got others")
+    outputs = {"out": validate.output("out", out[0], torch.int8, x.shape, x.device)}
+    if return_sums:
+        outputs["out[-1]"] = validate.output("out[-1]", out[-1], torch.int32, per_group, x.device)
     inputs = {"x": x, "scale": scale, "zero_point": zero_point}
-    validate.disjoint({"out": out}, {name: t for name, t in inputs.items() if isinstance(t, torch.Tensor)})
-    return out
+    validate.disjoint(outputs, {name: t for name, t in inputs.items() if isinstance(t, torch.Tensor)})
+    return tuple(out)
 
 
 def _static(x, scale, zero_point, group):
-    """Given scale and zero point as tensors, and the group length that they imply."""
+    """Given scale and zero point as tensors, and the group length: theirs, or the caller's if they have no groups."""
     scale = _per_group("scale", scale, torch.float32, x)
     if zero_point is not None:
         zero_point = _per_group("zero_point", zero_point, torch.int32, x)
@@ -148,7 +158,7 @@ def _static(x, scale, zero_point, group):
         low, high = torch.aminmax(scale)
         if not (low.item() > 0 and high.item() <= _MAX_FLOAT):  # NaN fails both
             raise ValueError(f"scale: expected positive finite values, got some in {low.item()} to {high.item()}")
-    return scale, zero_point, implied
+    return scale, zero_point, implied if group is None else group
 
 
 def _per_group(name, value, dtype, x):

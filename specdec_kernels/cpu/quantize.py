@@ -1,8 +1,9 @@
-"""The quantise family on the CPU. The arguments' form: quantize.py, fused_quantize.py."""
+"""The quantise family on the CPU. The arguments' form: quantize.py, norms.py, gates.py."""
 
 from .. import native
 from ..code_outputs import group_count
 from ..native import DTYPE_CODE, launch
+from ..registry import Unsupported
 from ..validate import row_stride
 
 _quantize = native.cpu.quantize_int8
@@ -13,7 +14,8 @@ _threads = native.threads
 _NONE = 0, 0, 0  # no zero point: null address
 
 
-def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point):
+def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point, sums):
+    _no_sums(sums)
     rows, cols, stride = _rows(x)
     launch(
         _quantize,
@@ -59,7 +61,8 @@ def rms_norm(x, weight, eps, residual, residual_out, out):
         _norm(x, weight, eps, residual, residual_out, out.data_ptr(), row_stride(out), 0, 0, 0, *_NONE)
 
 
-def rms_norm_quantize_int8(x, weight, eps, residual, residual_out, group, q, scale):
+def rms_norm_quantize_int8(x, weight, eps, residual, residual_out, group, q, scale, sums):
+    _no_sums(sums)
     _norm(x, weight, eps, residual, residual_out, 0, 0, q.data_ptr(), row_stride(q), group, *_per_group(scale))
 
 
@@ -72,11 +75,17 @@ def silu_mul(gate_up, out):
     launch(_silu_mul, code, gate_up.data_ptr(), rows, cols // 2, stride, *output, _threads())
 
 
-def silu_mul_quantize_int8(gate_up, group, q, scale):
+def silu_mul_quantize_int8(gate_up, group, q, scale, sums):
+    _no_sums(sums)
     rows, cols, stride = _rows(gate_up)
     code = DTYPE_CODE[gate_up.dtype]
     output = 0, 0, q.data_ptr(), row_stride(q), group, *_per_group(scale)
     launch(_silu_mul, code, gate_up.data_ptr(), rows, cols // 2, stride, *output, _threads())
+
+
+def _no_sums(sums):
+    if sums is not None:
+        raise Unsupported("sums of codes")
 
 
 def _norm(x, weight, eps, residual, residual_out, *output):

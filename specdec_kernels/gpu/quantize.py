@@ -2,6 +2,7 @@
 
 from ..code_outputs import group_count
 from ..native import DTYPE_CODE
+from ..registry import Unsupported
 from ..validate import row_stride
 
 _NONE = 0, 0, 0  # no zero point: null address
@@ -10,7 +11,9 @@ _NONE = 0, 0, 0  # no zero point: null address
 def bind(compiled, place):
     """The operations of this family on top of a compiled module."""
 
-    def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point):
+    def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point, sums):
+        if sums is not None:
+            raise Unsupported("sums of codes")
         cols = x.shape[-1]
         compiled.quantize_int8(
             DTYPE_CODE[x.dtype],

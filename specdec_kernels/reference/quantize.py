@@ -1,4 +1,4 @@
-"""int8 quantisation and what is fused with it, spelled out. The arguments' form: quantize.py, fused_quantize.py."""
+"""int8 quantisation, spelled out. The arguments' form: specdec_kernels/quantize.py."""
 
 import torch
 
@@ -9,7 +9,7 @@ _SMALLEST_SCALE = 2.0**-126
 _ROUNDING = 4 << 24  # the Philox stream of stochastic rounding
 
 
-def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point):
+def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point, sums):
     groups = x.shape[-1] // group if group else 1
     values = x.float().unflatten(-1, (groups, group))  # [..., G, group]
     if not static:
@@ -21,6 +21,8 @@ def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_poin
         s = _spread(scale, values)
         zero = 0 if symmetric else _spread(zero_point, values)
     if x.numel() == 0:
+        if sums is not None:
+            sums.zero_()
         return
     v = values / s
     if seed is None:
@@ -30,7 +32,10 @@ def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_poin
         rounded = below + (_uniform(seed, offset, v) < v - below)
     codes = (rounded.double() + zero).clamp(-127 if symmetric else -128, 127)  # exact for any int32 zero point
     blank = values.isnan() | ~((s > 0) & s.isfinite())
-    q.copy_(torch.where(blank, 0, codes).to(torch.int8).reshape(x.shape))
+    codes = torch.where(blank, 0, codes).to(torch.int8)
+    q.copy_(codes.reshape(x.shape))
+    if sums is not None:
+        sums.copy_(codes.sum(-1, dtype=torch.int32))
 
 
 def dequantize_int8(q, scale, zero_point, out):
@@ -39,38 +44,6 @@ def dequantize_int8(q, scale, zero_point, out):
     if zero_point is not None:
         values = values - _spread(zero_point, values)
     out.copy_((values.float() * _spread(scale, values)).reshape(out.shape))
-
-
-def rms_norm(x, weight, eps, residual, residual_out, out):
-    out.copy_(_rms_norm(x, weight, eps, residual, residual_out))
-
-
-def silu_mul(gate_up, out):
-    out.copy_(_silu_mul(gate_up))
-
-
-def rms_norm_quantize_int8(x, weight, eps, residual, residual_out, group, q, scale):
-    y = _rms_norm(x, weight, eps, residual, residual_out)
-    quantize_int8(y, group, True, False, None, 0, q, scale, None)
-
-
-def silu_mul_quantize_int8(gate_up, group, q, scale):
-    quantize_int8(_silu_mul(gate_up), group, True, False, None, 0, q, scale, None)
-
-
-def _rms_norm(x, weight, eps, residual, residual_out):
-    if residual is not None:
-        x = (x.float() + residual.float()).to(x.dtype)
-        residual_out.copy_(x)
-    inverse = torch.rsqrt(x.double().square().mean(-1, keepdim=True) + eps).float()
-    normed = (x.float() * inverse).to(x.dtype)
-    return (normed.float() * weight.float()).to(x.dtype)
-
-
-def _silu_mul(gate_up):
-    gate, up = gate_up.float().chunk(2, -1)
-    silu = (gate / (1 + torch.exp(-gate))).to(gate_up.dtype)
-    return (silu.float() * up).to(gate_up.dtype)
 
 
 def _symmetric_grid(values):
