@@ -1,7 +1,10 @@
 """C++ attention family."""
 
+import torch
+
 from .. import native
 from ..native import launch
+from ..registry import Unsupported
 
 _rope_write_kv = native.cpu.rope_write_kv
 _attend = native.cpu.attend
@@ -9,6 +12,7 @@ _attend = native.cpu.attend
 
 def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
     tokens, heads, dim = k.shape
+    _served(k, k_cache, k_scale, v_cache, v_scale)
     launch(
         _rope_write_kv,
         0 if q is None else q.data_ptr(),
@@ -36,6 +40,7 @@ def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, sl
 def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):
     batch, rows, heads, dim = q.shape
     pages, page_size, kv_heads, _ = k_cache.shape
+    _served(q, k_cache, k_scale, v_cache, v_scale)
     launch(
         _attend,
         q.data_ptr(),
@@ -60,3 +65,13 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask
         scale,
         native.threads(),
     )
+
+
+def _served(x, k_cache, k_scale, v_cache, v_scale):
+    """For a moment: float32 rows, contiguous caches of one head size."""
+    if x.dtype is not torch.float32 or k_cache.dtype not in (torch.int8, torch.float32):
+        raise Unsupported("float32 only")
+    if k_cache.shape != v_cache.shape or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise Unsupported("contiguous caches of one head size only")
+    if k_scale is not None and not (k_scale.is_contiguous() and v_scale.is_contiguous()):
+        raise Unsupported("contiguous scales only")
