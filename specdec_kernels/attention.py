@@ -1,7 +1,7 @@
 """Decode attention over a paged cache, and the rotary write that fills it.
 
-A cache is a pair of tensors, keys [pages, page_size, H_kv, D] and values [pages, page_size, H_kv, Dv]: int8 with one f32
-scale per (token, head) in [pages, page_size, H_kv], or f32, f16, bf16 without scales. The first three dimensions of
+A cache is a pair of tensors, keys [pages, page_size, H_kv, D] and values [pages, page_size, H_kv, Dv]: int8 with one
+f32 scale per (token, head) in [pages, page_size, H_kv], or f32, f16, bf16 without scales. The first three dimensions of
 caches and scales may have any strides (block-major and head-major views); the last one is contiguous. Keys and values
 have scales of their own, and a kept token's bytes never change, so rolling back rejected drafts needs no copy.
 
@@ -10,8 +10,8 @@ The form that the backends get (checked; strides are read from the tensors):
     rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots)
     attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out)
 
-q (of the write) and mask may be None; both scales are None for float caches; cos and sin have the same row stride; slots,
-page_table, lengths, mask and out are contiguous.
+q (of the write) and mask may be None; both scales are None for float caches; cos and sin have the same row stride;
+slots, page_table, lengths, mask and out are contiguous.
 """
 
 import math
@@ -28,15 +28,16 @@ _F32, _I32, _I64, _BOOL = (torch.float32,), (torch.int32,), (torch.int64,), (tor
 def rope_write_kv_int8(k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, *, q=None):
     """Rotates ``k`` (and ``q``, in place), then writes ``k`` and ``v`` into the cache.
 
-    Rotary embedding of Su et al. 2021 (RoFormer) on pairs (i, i + D/2), the layout of Hugging Face checkpoints, computed
-    in f32 and rounded to k.dtype: y[i] = x[i] cos[i] - x[i + D/2] sin[i], y[i + D/2] = x[i + D/2] cos[i] + x[i] sin[i].
-    ``v`` is not rotated. A float cache takes the values in its own dtype; int8 codes and scales are those of
-    ``quantize_int8`` with one group per (token, head).
+    Rotary embedding of Su et al. 2021 (RoFormer) on pairs (i, i + D/2), the layout of Hugging Face checkpoints, in f32
+    and rounded to k.dtype: y[i] = x[i] cos[i] - x[i + D/2] sin[i], y[i + D/2] = x[i + D/2] cos[i] + x[i] sin[i]. ``v`` is
+    not rotated. A float cache takes the values in its own dtype; int8 codes and scales are those of ``quantize_int8`` with
+    one group per (token, head).
 
-    k: [T, H_kv, D], v: [T, H_kv, Dv], q: [T, H, D] or None, all f32, f16 or bf16 of one dtype; heads contiguous inside a
-    token's row, any row stride; D even. cos, sin: f32 [T, D/2], one row per token. slots: int64 [T], index of the token in
-    the cache (page * page_size + offset); -1 skips the token; of tokens with the same slot the last one stays. Caches as
-    in the module's text. Raises TypeError, ValueError (on the CPU also for a slot outside the cache; a GPU skips it).
+    k: [T, H_kv, D], v: [T, H_kv, Dv], q: [T, H, D] or None, all f32, f16 or bf16 of one dtype; heads contiguous inside
+    a token's row, any row stride; D even. cos, sin: f32 [T, D/2], one row per token. slots: int64 [T], index of the
+    token in the cache (page * page_size + offset); -1 skips the token; of tokens with the same slot the last one stays.
+    Caches as in the module's text. Raises TypeError, ValueError (on the CPU also for a slot outside the cache; a GPU
+    skips it).
     """
     validate.tensor("k", k, _FLOATS, 3)
     device, dtype = k.device, (k.dtype,)
@@ -101,17 +102,16 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, *, m
     cache), heads contiguous inside a row, any row and batch stride. page_table: int32 [B, P] page numbers in order;
     lengths: int32 [B], tokens in the cache including the R rows. Row r sees keys 0 .. lengths - R + r (causal), or with
     ``mask`` (bool [B, R, R]) every older key and those of the last R where mask[b, r] is True; a row that sees none is
-    NaN. H is a multiple of H_kv: query head h reads kv head h // (H / H_kv). ``scale`` defaults to D ** -0.5. ``out``: a
-    contiguous tensor to write to. Caches as in the module's text. A row's bits do not depend on R or B. Raises TypeError,
-    ValueError (on the CPU also for a length or page out of range; on a GPU such a request's rows are NaN).
+    NaN. H is a multiple of H_kv: query head h reads kv head h // (H / H_kv). ``scale`` defaults to D ** -0.5. ``out``:
+    a contiguous tensor to write to. Caches as in the module's text. A row's bits do not depend on R or B. Raises
+    TypeError, ValueError (on the CPU also for a length or page out of range; on a GPU such a request's rows are NaN).
     """
     validate.tensor("q", q, _FLOATS, 4)
     batch, rows, heads, dim = q.shape
     device = q.device
     strides = q.stride()
-    if (strides[3] != 1 and dim > 1) or (strides[2] != dim and heads > 1):
-        if q.numel():
-            raise ValueError(f"q: expected heads contiguous inside a row, got strides {list(strides)}")
+    if ((strides[3] != 1 and dim > 1) or (strides[2] != dim and heads > 1)) and q.numel():
+        raise ValueError(f"q: expected heads contiguous inside a row, got strides {list(strides)}")
     _caches(k_cache, k_scale, v_cache, v_scale, device)
     kv_heads = k_cache.shape[2]
     if k_cache.shape[3] != dim:

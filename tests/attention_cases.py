@@ -8,7 +8,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def strided(shape, dtype, layout="block"):
-    """A zeroed [pages, page, heads, dim] (or [pages, page, heads]) tensor, its first three dimensions laid out as named.
+    """A zeroed [pages, page, heads, dim] (or [pages, page, heads]) tensor; its first three dimensions as ``layout`` says.
 
     block: as written (page, token, head). head: every head's tokens together. page-last: pages inside tokens. gap: rows
     of a larger tensor, with room between heads, tokens and pages.
@@ -22,7 +22,7 @@ def strided(shape, dtype, layout="block"):
         return torch.zeros(page, heads, pages, *last, dtype=dtype).movedim(2, 0)
     assert layout == "gap"
     wide = torch.zeros(pages + 1, page + 2, heads + 1, *(n + 5 for n in last), dtype=dtype)
-    return wide[1:, 1:-1, 1:, *(slice(3, 3 + n) for n in last)]
+    return wide[(slice(1, None), slice(1, -1), slice(1, None), *(slice(3, 3 + n) for n in last))]
 
 
 LAYOUTS = ("block", "head", "page-last", "gap")
