@@ -61,6 +61,12 @@ template <class T>
   if (!ok) throw std::invalid_argument(what);
 }
 
+// The arguments of a function as one tuple.
+template <class R, class... A>
+std::tuple<A...> fields_of(R (*)(A...));
+template <auto function>
+using FieldsOf = decltype(fields_of(function));
+
 void bind_runtime(py::module_& m) {
   m.def("isa", [] { return sk::isa_name(sk::isa()); });
   m.def("machine_isa", [] { return sk::isa_name(sk::machine_isa()); });
@@ -315,61 +321,59 @@ void bind_verify(py::module_& m) {
 // ---- attention family ---------------------------------------------------------------------------
 
 void check(const char* message) {
-  if (message != nullptr) throw py::value_error(message);
+  if (message != nullptr) throw std::invalid_argument(message);
+}
+
+sk::RopeWrite rope_write(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, uintptr_t sin, int64_t q_row,
+                         int64_t k_row, int64_t v_row, int64_t table_row, int64_t tokens, int64_t q_heads,
+                         int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale,
+                         uintptr_t v_scale, uintptr_t slots, int64_t cache_slots) {
+  require(tokens >= 0 && kv_heads >= 0 && dim >= 0 && dim % 2 == 0, "rope_write_kv: sizes");
+  require((k_scale == 0) == (v_scale == 0), "rope_write_kv: both scales or none");
+  return {pointer<float>(q),         pointer<const float>(k), pointer<const float>(v),     pointer<const float>(cos),
+          pointer<const float>(sin), q_row,                   k_row,                       v_row,
+          table_row,                 tokens,                  q_heads,                     kv_heads,
+          dim,                       pointer<void>(k_cache),  pointer<void>(v_cache),      pointer<float>(k_scale),
+          pointer<float>(v_scale),   pointer<int64_t>(slots), cache_slots};
+}
+
+sk::Attend attend(uintptr_t q, uintptr_t out, int64_t q_batch, int64_t q_row, int64_t batch, int64_t rows,
+                  int64_t heads, int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache,
+                  uintptr_t k_scale, uintptr_t v_scale, int64_t page_size, int64_t pages, int64_t table_width,
+                  uintptr_t page_table, uintptr_t lengths, uintptr_t mask, float scale) {
+  require(batch >= 0 && rows >= 0 && dim >= 0 && page_size > 0, "attend: sizes");
+  require(heads == 0 || (kv_heads > 0 && heads % kv_heads == 0), "attend: heads");
+  require((k_scale == 0) == (v_scale == 0), "attend: both scales or none");
+  return {pointer<const float>(q),
+          pointer<float>(out),
+          q_batch,
+          q_row,
+          batch,
+          rows,
+          heads,
+          kv_heads,
+          dim,
+          pointer<const void>(k_cache),
+          pointer<const void>(v_cache),
+          pointer<const float>(k_scale),
+          pointer<const float>(v_scale),
+          page_size,
+          pages,
+          table_width,
+          pointer<const int32_t>(page_table),
+          pointer<const int32_t>(lengths),
+          pointer<const uint8_t>(mask),
+          scale};
 }
 
 void bind_attention(py::module_& m) {
-  m.def("rope_write_kv", [](uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, uintptr_t sin, int64_t q_row,
-                            int64_t k_row, int64_t v_row, int64_t table_row, int64_t tokens, int64_t q_heads,
-                            int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale,
-                            uintptr_t v_scale, uintptr_t slots, int64_t cache_slots) {
-    require(tokens >= 0 && kv_heads >= 0 && dim >= 0 && dim % 2 == 0, "rope_write_kv: sizes");
-    require((k_scale == 0) == (v_scale == 0), "rope_write_kv: both scales or none");
-    const char* message;
-    {
-      py::gil_scoped_release release;
-      message = sk::rope_write_kv({pointer<float>(q), pointer<const float>(k), pointer<const float>(v),
-                                   pointer<const float>(cos), pointer<const float>(sin), q_row, k_row, v_row, table_row,
-                                   tokens, q_heads, kv_heads, dim, pointer<void>(k_cache), pointer<void>(v_cache),
-                                   pointer<float>(k_scale), pointer<float>(v_scale), pointer<const int64_t>(slots),
-                                   cache_slots});
-    }
-    check(message);
-  });
-  m.def("attend", [](uintptr_t q, uintptr_t out, int64_t q_batch, int64_t q_row, int64_t batch, int64_t rows,
-                     int64_t heads, int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache,
-                     uintptr_t k_scale, uintptr_t v_scale, int64_t page_size, int64_t pages, int64_t table_width,
-                     uintptr_t page_table, uintptr_t lengths, uintptr_t mask, float scale, int threads) {
-    require(batch >= 0 && rows >= 0 && dim >= 0 && page_size > 0, "attend: sizes");
-    require(heads == 0 || (kv_heads > 0 && heads % kv_heads == 0), "attend: heads");
-    require((k_scale == 0) == (v_scale == 0), "attend: both scales or none");
-    const char* message;
-    {
-      py::gil_scoped_release release;
-      message = sk::attend({pointer<const float>(q),
-                            pointer<float>(out),
-                            q_batch,
-                            q_row,
-                            batch,
-                            rows,
-                            heads,
-                            kv_heads,
-                            dim,
-                            pointer<const void>(k_cache),
-                            pointer<const void>(v_cache),
-                            pointer<const float>(k_scale),
-                            pointer<const float>(v_scale),
-                            page_size,
-                            pages,
-                            table_width,
-                            pointer<const int32_t>(page_table),
-                            pointer<const int32_t>(lengths),
-                            pointer<const uint8_t>(mask),
-                            scale},
-                           threads);
-    }
-    check(message);
-  });
+  // Structures come as tuples of their fields, so that rope_attend takes both without naming them again.
+  m.def(
+      "rope_write_kv", [](FieldsOf<rope_write> call) { check(sk::rope_write_kv(std::apply(rope_write, call))); },
+      release_gil());
+  m.def(
+      "attend", [](FieldsOf<attend> call, int threads) { check(sk::attend(std::apply(attend, call), threads)); },
+      release_gil());
 }
 
 // ---- ggml family --------------------------------------------------------------------------------

@@ -4,14 +4,13 @@
 // sums over groups go in ascending order. Only panels are divided between threads.
 #include "cpu/linear_int8.h"
 
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "cpu/even_grain.h"
 #include "cpu/float_mode.h"
 #include "cpu/linear_int8_kernels.h"
 #include "cpu/quantize.h"
+#include "cpu/scratch.h"
 #include "cpu/threads.h"
 
 namespace sk {
@@ -19,25 +18,6 @@ namespace {
 
 constexpr int64_t kChunk = 80;     // steps at most, if several tiles visit a chunk: 5 KB of weights
 constexpr int64_t kRowBlock = 64;  // rows of x per sweep over the weights (their sums live on the stack)
-
-// A buffer that each calling thread keeps for its largest call.
-class Scratch {
- public:
-  ~Scratch() { std::free(data_); }
-  char* get(size_t bytes) {
-    if (bytes > size_) {
-      std::free(data_);
-      data_ = nullptr, size_ = 0;
-      if (posix_memalign(&data_, 64, bytes) != 0) throw std::bad_alloc();
-      size_ = bytes;
-    }
-    return static_cast<char*>(data_);
-  }
-
- private:
-  void* data_ = nullptr;
-  size_t size_ = 0;
-};
 
 int64_t lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 

@@ -10,11 +10,19 @@ _rope_write_kv = native.cpu.rope_write_kv
 _attend = native.cpu.attend
 
 
-def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
+def rope_write_kv_int8(*args):
+    launch(_rope_write_kv, rope_write(*args))
+
+
+def attend_int8(*args):
+    launch(_attend, attend(*args), native.threads())
+
+
+def rope_write(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
+    """sk::RopeWrite, field by field."""
     tokens, heads, dim = k.shape
     _served(k, k_cache, k_scale, v_cache, v_scale)
-    launch(
-        _rope_write_kv,
+    return (
         0 if q is None else q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -37,12 +45,12 @@ def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, sl
     )
 
 
-def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):
+def attend(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):
+    """sk::Attend, field by field."""
     batch, rows, heads, dim = q.shape
     pages, page_size, kv_heads, _ = k_cache.shape
     _served(q, k_cache, k_scale, v_cache, v_scale)
-    launch(
-        _attend,
+    return (
         q.data_ptr(),
         out.data_ptr(),
         q.stride(0),
@@ -63,7 +71,6 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask
         lengths.data_ptr(),
         0 if mask is None else mask.data_ptr(),
         scale,
-        native.threads(),
     )
 
 
