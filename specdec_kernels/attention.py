@@ -39,6 +39,31 @@ def rope_write_kv_int8(k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots
     Caches as in the module's text. Raises TypeError, ValueError (on the CPU also for a slot outside the cache; a GPU
     skips it).
     """
+    arguments = rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots)
+    registry.call("rope_write_kv_int8", validate.device_type(k), *arguments)
+
+
+def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, *, mask=None, scale=None, out=None):
+    """Softmax attention of a few query rows per request over its cached keys: returns [B, R, H, Dv] in q's dtype.
+
+    out[b, r, h] = sum_j softmax_j(scale * q[b, r, h] . k_j) v_j, with f32 arithmetic (float64 in the reference) on the
+    dequantised keys and values, rounded once.
+
+    q: f32, f16 or bf16 [B, R, H, D], the last R tokens of each request (already rotated, their keys already in the
+    cache), heads contiguous inside a row, any row and batch stride. page_table: int32 [B, P] page numbers in order;
+    lengths: int32 [B], tokens in the cache including the R rows. Row r sees keys 0 .. lengths - R + r (causal), or with
+    ``mask`` (bool [B, R, R]) every older key and those of the last R where mask[b, r] is True; a row that sees none is
+    NaN. H is a multiple of H_kv: query head h reads kv head h // (H / H_kv). ``scale`` defaults to D ** -0.5. ``out``:
+    a contiguous tensor to write to. Caches as in the module's text. A row's bits do not depend on R or B. Raises
+    TypeError, ValueError (on the CPU also for a length or page out of range; on a GPU such a request's rows are NaN).
+    """
+    arguments = attend_arguments(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out)
+    registry.call("attend_int8", validate.device_type(q), *arguments)
+    return arguments[-1]
+
+
+def rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
+    """The arguments of ``rope_write_kv_int8``, checked."""
     validate.tensor("k", k, _FLOATS, 3)
     device, dtype = k.device, (k.dtype,)
     tokens, kv_heads, dim = k.shape
@@ -76,36 +101,11 @@ def rope_write_kv_int8(k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots
     if k_scale is not None:
         _one_place_each("k_scale", k_scale)
         _one_place_each("v_scale", v_scale)
-    registry.call(
-        "rope_write_kv_int8",
-        validate.device_type(k),
-        q,
-        k,
-        v,
-        cos,
-        sin,
-        k_cache,
-        k_scale,
-        v_cache,
-        v_scale,
-        slots,
-    )
+    return q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots
 
 
-def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, *, mask=None, scale=None, out=None):
-    """Softmax attention of a few query rows per request over its cached keys: returns [B, R, H, Dv] in q's dtype.
-
-    out[b, r, h] = sum_j softmax_j(scale * q[b, r, h] . k_j) v_j, with f32 arithmetic (float64 in the reference) on the
-    dequantised keys and values, rounded once.
-
-    q: f32, f16 or bf16 [B, R, H, D], the last R tokens of each request (already rotated, their keys already in the
-    cache), heads contiguous inside a row, any row and batch stride. page_table: int32 [B, P] page numbers in order;
-    lengths: int32 [B], tokens in the cache including the R rows. Row r sees keys 0 .. lengths - R + r (causal), or with
-    ``mask`` (bool [B, R, R]) every older key and those of the last R where mask[b, r] is True; a row that sees none is
-    NaN. H is a multiple of H_kv: query head h reads kv head h // (H / H_kv). ``scale`` defaults to D ** -0.5. ``out``:
-    a contiguous tensor to write to. Caches as in the module's text. A row's bits do not depend on R or B. Raises
-    TypeError, ValueError (on the CPU also for a length or page out of range; on a GPU such a request's rows are NaN).
-    """
+def attend_arguments(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):
+    """The arguments of ``attend_int8``, checked, with a scale and an output."""
     validate.tensor("q", q, _FLOATS, 4)
     batch, rows, heads, dim = q.shape
     device = q.device
@@ -142,21 +142,7 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, *, m
                 f"with strides {list(out.stride())}"
             )
         validate.no_overlap("out", out, "q", q)
-    registry.call(
-        "attend_int8",
-        validate.device_type(q),
-        q,
-        k_cache,
-        k_scale,
-        v_cache,
-        v_scale,
-        page_table,
-        lengths,
-        mask,
-        scale,
-        out,
-    )
-    return out
+    return q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out
 
 
 def _number(name, value):

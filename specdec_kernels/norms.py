@@ -35,7 +35,7 @@ def rms_norm(x, weight, eps, *, residual=None, residual_out=None, out=None):
 
     Returns y, or (y, residual_out) with a residual. Raises TypeError or ValueError with the argument's name.
     """
-    x, residual, residual_out, inputs, outputs = _norm_arguments(x, weight, None, eps, residual, residual_out)
+    x, residual, residual_out, inputs, outputs = norm_arguments(x, weight, None, eps, residual, residual_out)
     out = plain_output(x, x.shape, out, inputs, outputs)
     registry.call("rms_norm", validate.device_type(x), x, weight, eps, residual, residual_out, out)
     return out if residual is None else (out, residual_out)
@@ -50,7 +50,7 @@ def rms_norm_quantize_int8(
     with ``return_sums``, sums int32 [..., G] behind them. Returns (q, scale[, sums][, residual_out]), the last with a
     residual.
     """
-    x, residual, residual_out, inputs, outputs = _norm_arguments(x, weight, None, eps, residual, residual_out)
+    x, residual, residual_out, inputs, outputs = norm_arguments(x, weight, None, eps, residual, residual_out)
     group = group_length(group_size, x.shape[-1], return_sums)
     result = code_outputs(x, x.shape, group, True, return_sums, out, inputs, outputs)
     registry.call(
@@ -79,7 +79,7 @@ def layer_norm(x, weight, eps, *, bias=None, residual=None, residual_out=None, o
     ``bias`` is [H], dtype of x, contiguous, or None; the other arguments, what is returned and what is refused are as
     for :func:`rms_norm`.
     """
-    x, residual, residual_out, inputs, outputs = _norm_arguments(x, weight, bias, eps, residual, residual_out)
+    x, residual, residual_out, inputs, outputs = norm_arguments(x, weight, bias, eps, residual, residual_out)
     out = plain_output(x, x.shape, out, inputs, outputs)
     registry.call("layer_norm", validate.device_type(x), x, weight, bias, eps, residual, residual_out, out)
     return out if residual is None else (out, residual_out)
@@ -93,7 +93,7 @@ def layer_norm_quantize_int8(
     Arguments as for :func:`layer_norm`; ``out``, ``return_sums`` and what is returned as for
     :func:`rms_norm_quantize_int8`.
     """
-    x, residual, residual_out, inputs, outputs = _norm_arguments(x, weight, bias, eps, residual, residual_out)
+    x, residual, residual_out, inputs, outputs = norm_arguments(x, weight, bias, eps, residual, residual_out)
     group = group_length(group_size, x.shape[-1], return_sums)
     result = code_outputs(x, x.shape, group, True, return_sums, out, inputs, outputs)
     registry.call(
@@ -113,11 +113,11 @@ def layer_norm_quantize_int8(
     return result if residual is None else (*result, residual_out)
 
 
-def _norm_arguments(x, weight, bias, eps, residual, residual_out):
+def norm_arguments(x, weight, bias, eps, residual, residual_out, *, weight_name="weight"):
     """The checked x, residual and residual_out, and by name the inputs and outputs that must not overlap."""
     validate.tensor("x", x, validate.FLOATS)
     x = readable("x", x)
-    inputs = {"x": x, "weight": _per_column("weight", weight, x)}
+    inputs = {"x": x, weight_name: _per_column(weight_name, weight, x)}
     if bias is not None:
         inputs["bias"] = _per_column("bias", bias, x)
     if isinstance(eps, bool) or not isinstance(eps, numbers.Real):

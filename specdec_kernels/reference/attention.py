@@ -21,7 +21,7 @@ def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, sl
             cache[page, offset] = x.to(cache.dtype)
         else:
             codes, scales = x.new_empty(x.shape, dtype=torch.int8), scale.new_empty((*x.shape[:2], 1))
-            quantize_int8(x, x.shape[2], True, False, None, 0, codes, scales, None)
+            quantize_int8(x, x.shape[2], True, False, None, 0, codes, scales, None, None)
             cache[page, offset] = codes
             scale[page, offset] = scales[..., 0]
 
