@@ -1,21 +1,23 @@
 """The packed int8 weight matrix that ``linear_int8`` multiplies by.
 
-Layout "i8-panel16x4", version 1. Sixteen weight rows make a panel; inside a panel the k axis goes in steps
+Layout "i8-panel16x4", version 2. Sixteen weight rows make a panel; inside a panel the k axis goes in steps
 of four, and a step is 64 bytes: 16 rows x 4 consecutive k. Why: a kernel then reads the matrix front to
 back exactly once, one broadcast word of four activations meets 16 output channels at once, every vector
 lane is one output channel (no sum across lanes), and the 64 bytes are one cache line and one operand of the
 VNNI dot product, while AVX2 can split them into even and odd bytes with a mask and a shift. Bytes hold ``w
 + 128``, because VNNI wants one unsigned operand; the correction is one number per activation row and group.
 A scale group starts a new step, so any K and group size work; padding holds w = 0. Scales are f32 [panels,
-groups, 16]. The layout is the same for every instruction set and for the reference.
+groups, 16]. The layout is the same for every instruction set, every GPU and the reference. Version 2 says
+whether the rows are rotated (rotation.py); version 1 had no rotation.
 """
 
 import torch
 
 from . import native, registry
+from .rotation import hadamard
 from .validate import FLOATS, integer, output, rows, shape, tensor
 
-LAYOUT, VERSION = "i8-panel16x4", 1
+LAYOUT, VERSION = "i8-panel16x4", 2
 PANEL, STEP = 16, 4
 MAX_GROUP = (2**31 - 1) // 128**2  # an exact int32 sum of that many products of int8 values
 
@@ -32,34 +34,45 @@ def check_group(k, group_size):
     return group
 
 
+def check_rotation(rotate, group):
+    if not isinstance(rotate, bool):
+        raise TypeError(f"rotate: expected a bool, got {type(rotate).__name__}")
+    if rotate and group & (group - 1):
+        raise ValueError(f"rotate: expected a group_size that is a power of two, got {group}")
+    return rotate
+
+
 class Int8Weight:
     """An int8 weight matrix [n, k] in the packed layout; make one with ``pack_int8`` or
     ``Int8Weight.empty``.
 
     ``codes`` uint8 [panels, steps, 16, 4] and ``scale`` f32 [panels, groups, 16] are the storage. Do not
-    resize or replace them: the kernels keep their addresses.
+    resize or replace them: the kernels keep their addresses. ``rotated``: the codes are those of W H, H the
+    Hadamard matrix of each group, and products rotate x as well (rotation.py).
     """
 
-    __slots__ = ("codes", "device", "device_type", "group_size", "groups", "k", "n", "native", "scale")
+    __slots__ = ("codes", "device", "device_type", "group_size", "groups", "k", "n", "native", "rotated", "scale")
 
-    def __init__(self, n, k, group_size, codes, scale):
+    def __init__(self, n, k, group_size, codes, scale, rotated=False):
         self.n, self.k, self.group_size, self.groups = n, k, group_size, k // group_size
+        self.rotated = rotated
         self.codes, self.scale = codes, scale
         self.device, self.device_type = codes.device, codes.device.type
         # What the compiled kernels want to know, in the order of their arguments.
-        self.native = (n, k, group_size, codes.data_ptr(), scale.data_ptr())
+        self.native = (n, k, group_size, rotated, codes.data_ptr(), scale.data_ptr())
 
     @classmethod
-    def empty(cls, n, k, group_size=None, *, device="cpu"):
+    def empty(cls, n, k, group_size=None, *, rotated=False, device="cpu"):
         """A matrix whose rows are still to be written with ``write_rows``."""
         if isinstance(n, bool) or not isinstance(n, int) or isinstance(k, bool) or not isinstance(k, int):
             raise TypeError(f"n, k: expected ints, got {type(n).__name__} and {type(k).__name__}")
         if n < 0:
             raise ValueError(f"n: expected a number of rows >= 0, got {n}")
         group = check_group(k, group_size)
+        check_rotation(rotated, group)
         codes_shape, scale_shape = _shapes(n, k, group)
         codes = torch.empty(codes_shape, dtype=torch.uint8, device=device)
-        return cls(n, k, group, codes, torch.empty(scale_shape, dtype=torch.float32, device=device))
+        return cls(n, k, group, codes, torch.empty(scale_shape, dtype=torch.float32, device=device), rotated)
 
     @property
     def shape(self):
@@ -71,19 +84,31 @@ class Int8Weight:
 
     def __reduce__(self):
         """Copies and pickles are built anew: ``native`` holds addresses."""
-        return type(self), (self.n, self.k, self.group_size, self.codes, self.scale)
+        return type(self), (self.n, self.k, self.group_size, self.codes, self.scale, self.rotated)
 
     def __repr__(self):
-        return f"Int8Weight({self.n}, {self.k}, group_size={self.group_size}, device='{self.device}')"
+        more = ", rotated=True" if self.rotated else ""
+        return f"Int8Weight({self.n}, {self.k}, group_size={self.group_size}{more}, device='{self.device}')"
+
+    def to(self, device):
+        """The same matrix on ``device``; itself if it is there already."""
+        codes, scale = self.codes.to(device), self.scale.to(device)
+        if codes is self.codes and scale is self.scale:
+            return self
+        return type(self)(self.n, self.k, self.group_size, _aligned(codes), _aligned(scale), self.rotated)
 
     def write_rows(self, start, values):
-        """Writes rows ``start`` ...: float rows [r, k] (quantised here) or a pair (q int8 [r, k], scale f32
-        [r, groups]).
+        """Writes rows ``start`` ...: float rows [r, k] (rotated if the matrix is, and quantised here) or a pair
+        (q int8 [r, k], scale f32 [r, groups]), which a rotated matrix refuses.
 
         ``start`` is a multiple of 16, and so is r unless the rows end the matrix: a loader can quantise a
         big matrix chunk by chunk and never hold more than one chunk of floats.
         """
         if isinstance(values, (tuple, list)):
+            if self.rotated:
+                raise ValueError(
+                    "values: expected float rows for a rotated matrix, got (q, scale): codes can't be rotated"
+                )
             q, scale = _codes_and_scale(values, "values", self.device)
             shape("scale", scale, (q.shape[0], self.groups))
         else:
@@ -116,7 +141,7 @@ class Int8Weight:
         return out
 
     def unpack(self):
-        """``(q int8 [n, k], scale f32 [n, groups])`` in ordinary row order."""
+        """``(q int8 [n, k], scale f32 [n, groups])`` in ordinary row order: of W H if the matrix is rotated."""
         panels, steps = self.codes.shape[:2]
         padded = steps // self.groups * STEP
         q = self.codes.permute(0, 2, 1, 3).reshape(panels * PANEL, self.groups, padded)
@@ -125,51 +150,50 @@ class Int8Weight:
         return (q ^ 128).view(torch.int8), scale[: self.n].contiguous()
 
     def dequantize(self):
-        """The matrix in f32 [n, k], every element code * scale."""
+        """The matrix W in f32 [n, k]: every element code * scale, rotated back if need be."""
         q, scale = self.unpack()
-        return (q.view(self.n, self.groups, self.group_size) * scale.unsqueeze(-1)).view(self.n, self.k)
+        values = q.view(self.n, self.groups, self.group_size) * scale.unsqueeze(-1)
+        return (hadamard(values) / self.group_size if self.rotated else values).view(self.n, self.k)
 
     def state_dict(self):
         """Plain tensors, layout tag and version among them: survives ``torch.save`` and safetensors."""
         tag = torch.frombuffer(bytearray(f"{LAYOUT}/{VERSION}".encode()), dtype=torch.uint8)
-        sizes = torch.tensor([self.n, self.k, self.group_size], dtype=torch.int64, device="cpu")
+        sizes = torch.tensor([self.n, self.k, self.group_size, self.rotated], dtype=torch.int64, device="cpu")
         return {"codes": self.codes, "scale": self.scale, "layout": tag, "shape": sizes}
 
     @classmethod
     def from_state_dict(cls, state):
         """The inverse of ``state_dict``.
 
-        Layout "row-major/1" (codes int8 [n, k], scale f32 [n, groups]) is repacked; a layout or version that this
-        build doesn't know is refused.
+        Version 1 of the layout ("shape" holds n, k, group_size) loads as not rotated. Layout "row-major/1" (codes
+        int8 [n, k], scale f32 [n, groups]) is repacked; a layout or version that this build doesn't know is refused.
         """
         missing = [key for key in ("codes", "scale", "layout", "shape") if key not in state]
         if missing:
             raise ValueError(f"state: expected codes, scale, layout and shape, got no {', '.join(missing)}")
         tag = bytes(tensor("layout", state["layout"], (torch.uint8,), ndim=1).tolist()).decode("ascii", "replace")
-        n, k, group = _three("shape", tensor("shape", state["shape"], (torch.int64,), ndim=1))
-        group = check_group(k, group)
+        current = f"{LAYOUT}/{VERSION}"
+        if tag not in (current, f"{LAYOUT}/1", "row-major/1"):
+            raise ValueError(f"layout: expected {current}, {LAYOUT}/1 or row-major/1, got {tag!r}")
+        sizes = tensor("shape", state["shape"], (torch.int64,), ndim=1).tolist()
+        if len(sizes) != (4 if tag == current else 3) or sizes[0] < 0 or sizes[3:] not in ([], [0], [1]):
+            rotated = ", rotated (0 or 1)" if tag == current else ""
+            raise ValueError(f"shape: expected [n, k, group_size{rotated}], got {sizes}")
+        n, k, group = sizes[:3]
+        group, rotated = check_group(k, group), check_rotation(sizes[3:] == [1], group)
         codes, scale = state["codes"], state["scale"]
         if tag == "row-major/1":
             shape("codes", tensor("codes", codes, (torch.int8,)), (n, k))
             return cls.empty(n, k, group, device=codes.device).write_rows(0, (codes, scale))
-        if tag != f"{LAYOUT}/{VERSION}":
-            raise ValueError(f"layout: expected {LAYOUT}/{VERSION} or row-major/1, got {tag!r}")
         codes_shape, scale_shape = _shapes(n, k, group)
         shape("codes", tensor("codes", codes, (torch.uint8,)), codes_shape)
         shape("scale", tensor("scale", scale, (torch.float32,), device=codes.device), scale_shape)
-        return cls(n, k, group, _aligned(codes), _aligned(scale))
+        return cls(n, k, group, _aligned(codes), _aligned(scale), rotated)
 
 
 def _shapes(n, k, group):
     panels, groups = (n + PANEL - 1) // PANEL, k // group
     return (panels, groups * ((group + STEP - 1) // STEP), PANEL, STEP), (panels, groups, PANEL)
-
-
-def _three(name, value):
-    values = value.tolist()
-    if len(values) != 3 or values[0] < 0:
-        raise ValueError(f"{name}: expected [n, k, group_size], got {values}")
-    return values
 
 
 def _aligned(value):
@@ -186,12 +210,14 @@ def _codes_and_scale(pair, name, device=None):
     return q, rows("scale", scale)
 
 
-def pack_int8(weight, *, group_size=None):
+def pack_int8(weight, *, group_size=None, rotate=False):
     """Packs a weight matrix for ``linear_int8``.
 
     ``weight`` is a float matrix [N, K] (f32, f16, bf16), quantised by the library's formula (per row or per
     group of ``group_size`` values: s = amax/127, q = round_half_even(w/s)), or a pair (q int8 [N, K], scale
-    f32 [N, G]) that is taken as it is. Returns an :class:`Int8Weight`.
+    f32 [N, G]) that is taken as it is. ``rotate`` (float weights, ``group_size`` a power of two) multiplies every
+    group by a Hadamard matrix before it is quantised, and ``linear_int8`` does the same to x: the product is the
+    same up to rounding, and large single activations cost less accuracy. Returns an :class:`Int8Weight`.
     """
     if isinstance(weight, (tuple, list)):
         q, scale = _codes_and_scale(weight, "weight")
@@ -201,6 +227,9 @@ def pack_int8(weight, *, group_size=None):
             raise ValueError(f"scale: expected shape [{n}, G] with G a divisor of {k}, got {list(scale.shape)}")
         if group_size is not None and group_size * groups != k:
             raise ValueError(f"group_size: expected {k // groups} to go with {groups} scales per row, got {group_size}")
+        if check_rotation(rotate, 1):
+            raise ValueError("rotate: expected False with (q, scale), got True: codes can't be rotated")
         return Int8Weight.empty(n, k, k // groups, device=q.device).write_rows(0, (q, scale))
     n, k = tensor("weight", weight, FLOATS, ndim=2).shape
-    return Int8Weight.empty(n, k, group_size, device=weight.device).write_rows(0, rows("weight", weight))
+    packed = Int8Weight.empty(n, k, group_size, rotated=rotate, device=weight.device)
+    return packed.write_rows(0, rows("weight", weight))

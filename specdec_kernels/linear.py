@@ -18,10 +18,10 @@ __all__ = ["Int8Weight", "linear_f32", "linear_int8", "pack_int8"]
 def linear_int8(x, weight, bias=None, *, out=None):
     """y = x w^T (+ bias) with int8 codes on both sides.
 
-    ``x`` is float [..., K] (f32, f16, bf16; quantised here with the weight's groups, exactly as
-    ``quantize_int8`` does) or a pair (q int8 [..., K], scale f32 [..., 1] or [..., G]) used as it is.
-    ``weight`` is an :class:`Int8Weight` [N, K], ``bias`` a float vector [N]. Result [..., N] in x's dtype,
-    f32 for a pair.
+    ``x`` is float [..., K] (f32, f16, bf16; quantised here with the weight's groups, exactly as ``quantize_int8``
+    does, and for a rotated weight each group is rotated first, see rotation.py) or a pair (q int8 [..., K], scale
+    f32 [..., 1] or [..., G]) used as it is, which a rotated weight refuses. ``weight`` is an :class:`Int8Weight`
+    [N, K], ``bias`` a float vector [N]. Result [..., N] in x's dtype, f32 for a pair.
 
         y[m, n] = sum over groups, ascending and in f32, of f32(acc) * f32(s_x * s_w);  acc: exact int32 sum
         of the codes
@@ -35,6 +35,8 @@ def linear_int8(x, weight, bias=None, *, out=None):
     if isinstance(x, (tuple, list)):
         if len(x) != 2:
             raise ValueError(f"x: expected a tensor or a pair (q, scale), got {len(x)} values")
+        if weight.rotated:
+            raise ValueError("x: expected a float tensor for a rotated weight, got (q, scale): codes can't be rotated")
         x, scale = x
         tensor("x", x, _CODES, None, device)
         dtype = torch.float32

@@ -45,7 +45,7 @@ def test_packs_what_quantize_int8_gives(backend, n, k, group, dtype):
 
 
 def test_the_layout(backend):
-    """Version 1, byte for byte: row r, value k of group g lies at [r // 16, g * steps + k // 4, r % 16, k % 4]."""
+    """Version 2, byte for byte: row r, value k of group g lies at [r // 16, g * steps + k // 4, r % 16, k % 4]."""
     n, k, group = 18, 10, 5
     q = torch.randint(-128, 128, (n, k), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
     scale = floats(n, 2)
@@ -172,21 +172,88 @@ def test_a_known_foreign_layout_is_repacked_and_an_unknown_one_refused():
     state = weight.state_dict()
     q, scale = weight.unpack()
     tag = lambda text: torch.tensor(list(text.encode()), dtype=torch.uint8)
-    again = sk.Int8Weight.from_state_dict({**state, "codes": q, "scale": scale, "layout": tag("row-major/1")})
-    assert torch.equal(again.codes, weight.codes) and torch.equal(again.scale, weight.scale)
+    former = {**state, "layout": tag("i8-panel16x4/1"), "shape": torch.tensor([33, 96, 32])}
+    rows = {**former, "codes": q, "scale": scale, "layout": tag("row-major/1")}
+    for known in (former, rows):
+        again = sk.Int8Weight.from_state_dict(known)
+        assert torch.equal(again.codes, weight.codes) and torch.equal(again.scale, weight.scale)
+        assert again.group_size == 32 and not again.rotated
     refused = [
-        ("layout: expected i8-panel16x4/1", {**state, "layout": tag("i8-panel16x4/2")}),
-        ("layout: expected i8-panel16x4/1", {**state, "layout": tag("marlin/1")}),
+        ("layout: expected i8-panel16x4/2", {**state, "layout": tag("i8-panel16x4/3")}),
+        ("layout: expected i8-panel16x4/2", {**state, "layout": tag("marlin/1")}),
         ("codes: expected shape", {**state, "codes": weight.codes[:1]}),
-        ("codes: expected shape", {**state, "shape": torch.tensor([65, 96, 32])}),
+        ("codes: expected shape", {**state, "shape": torch.tensor([65, 96, 32, 0])}),
         ("scale: expected shape", {**state, "scale": weight.scale[:, :1]}),
-        ("group_size: expected a divisor", {**state, "shape": torch.tensor([33, 96, 0])}),
-        (r"shape: expected \[n, k, group_size\]", {**state, "shape": torch.tensor([33, 96])}),
+        ("group_size: expected a divisor", {**state, "shape": torch.tensor([33, 96, 0, 0])}),
+        ("rotate: expected a group_size that is a power", {**state, "shape": torch.tensor([33, 96, 96, 1])}),
+        (r"shape: expected \[n, k, group_size, rotated", {**state, "shape": torch.tensor([33, 96, 32])}),
+        (r"shape: expected \[n, k, group_size, rotated", {**state, "shape": torch.tensor([33, 96, 32, 2])}),
+        (r"shape: expected \[n, k, group_size\]", {**former, "shape": torch.tensor([33, 96, 32, 0])}),
         ("state: .* got no scale", {key: value for key, value in state.items() if key != "scale"}),
     ]
     for message, bad in refused:
         with pytest.raises(ValueError, match=message):
             sk.Int8Weight.from_state_dict(bad)
+
+
+def hadamard_matrix(n):
+    """Sylvester's: H[i, j] = (-1)^(number of ones in i & j)."""
+    return torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(n)] for i in range(n)])
+
+
+ROTATED = [
+    (1, 1, None),
+    (5, 2, None),
+    (17, 12, 4),
+    (33, 64, 8),
+    (20, 96, 16),
+    (40, 576, 64),
+    (18, 256, 128),
+    (3, 512, None),
+]
+
+
+@pytest.mark.parametrize(("n", "k", "group"), ROTATED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rotated_weights_hold_the_codes_of_the_product(backend, n, k, group, dtype):
+    w = floats(n, k).to(dtype)
+    weight = sk.pack_int8(w, group_size=group, rotate=True)
+    group = group or k
+    assert weight.rotated and weight.group_size == group
+    with sk.use_backend("reference"):
+        expected = sk.pack_int8(w, group_size=group, rotate=True)
+    assert torch.equal(weight.codes, expected.codes) and torch.equal(weight.scale, expected.scale)
+    q, scale = weight.unpack()
+    product = (w.double().view(n, -1, group) @ hadamard_matrix(group).double()).view(n, -1, group)
+    got = q.view(n, -1, group) * scale.double().unsqueeze(-1)
+    assert ((got - product).abs() <= 0.5001 * scale.unsqueeze(-1)).all()
+    # Rotated back, the errors of a group are spread over it: as vectors they are no longer than before.
+    error = (weight.dequantize() - w.float()).view(n, -1, group).norm(dim=-1)
+    assert (error <= 0.5001 * scale + 1e-6).all()
+    ids = torch.randint(0, n, (9,), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(weight.rows(ids), weight.dequantize()[ids])
+
+
+def test_rotated_matrices_in_pieces_in_files_and_in_copies(backend):
+    w, x = floats(100, 96), floats(3, 96, seed=1)
+    whole = sk.pack_int8(w, group_size=32, rotate=True)
+    pieces = sk.Int8Weight.empty(100, 96, 32, rotated=True)
+    for start in (64, 0, 96, 32):
+        pieces.write_rows(start, w[start : start + 32])
+    file = io.BytesIO()
+    torch.save(whole.state_dict(), file)
+    file.seek(0)
+    stored = sk.Int8Weight.from_state_dict(torch.load(file, weights_only=True))
+    for other in (pieces, stored, copy.deepcopy(whole), pickle.loads(pickle.dumps(whole))):
+        assert other.rotated and "rotated" in repr(other)
+        assert torch.equal(sk.linear_int8(x, other), sk.linear_int8(x, whole))
+
+
+def test_to_a_device():
+    weight = sk.pack_int8(floats(33, 64), group_size=32, rotate=True)
+    assert weight.to("cpu") is weight and weight.to(torch.device("cpu")) is weight
+    meta = weight.to("meta")
+    assert meta.device_type == "meta" and meta.rotated and meta.shape == (33, 64) and meta.group_size == 32
 
 
 def test_refusals():
@@ -206,6 +273,11 @@ def test_refusals():
         (ValueError, "scale: expected shape", lambda: empty(32, 64, 16).write_rows(0, (q, scale))),
         (ValueError, "scale: expected shape", lambda: sk.pack_int8((q, torch.ones(32, 3)))),
         (ValueError, "group_size: expected 32", lambda: sk.pack_int8((q, scale), group_size=16)),
+        (ValueError, "rotate: .* power of two, got 48", lambda: sk.pack_int8(floats(4, 48), rotate=True)),
+        (ValueError, "rotate: .* power of two, got 96", lambda: empty(4, 96, rotated=True)),
+        (ValueError, r"rotate: .* \(q, scale\)", lambda: sk.pack_int8((q, scale), rotate=True)),
+        (TypeError, "rotate: expected a bool", lambda: sk.pack_int8(floats(4, 64), rotate=1)),
+        (ValueError, "values: .* rotated", lambda: empty(32, 64, 32, rotated=True).write_rows(0, (q, scale))),
         (TypeError, "weight: expected dtype", lambda: sk.pack_int8(q)),
         (ValueError, "weight: .*require grad", lambda: sk.pack_int8(torch.randn(4, 4, requires_grad=True))),
         (ValueError, "weight: .*meta", lambda: sk.pack_int8(torch.empty(4, 4, device="meta"))),

@@ -70,6 +70,43 @@ def test_quantises_exactly_as_quantize_int8(isa):
     assert torch.equal(sk.linear_int8(x, weight), sk.linear_int8(pair, weight).bfloat16())
 
 
+@pytest.mark.parametrize(("n", "k", "group"), [(5, 1, None), (17, 6, 2), (33, 96, 32), (20, 576, 64), (40, 1024, None)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rotated_weights_equal_the_reference(isa, n, k, group, dtype):
+    w = torch.randn(n, k, generator=generator(k))
+    weight = sk.pack_int8(w, group_size=group, rotate=True)
+    bias = torch.randn(n, generator=generator(n))
+    for m in (0, 1, 4, 9):
+        x = torch.randn(m, k, generator=generator(m)).to(dtype)
+        y = sk.linear_int8(x, weight, bias)
+        assert torch.equal(y, reference(x, weight, bias))
+        exact = x.double() @ w.double().T + bias
+        assert torch.allclose(y.double(), exact, rtol=0.01, atol=0.05 * max(1, k**0.5))
+
+
+def test_rotation_spreads_an_outlier(isa):
+    """One value of 1000 among N(0, 1): alone it makes the step of its group 7.9, so that every other value is lost."""
+    w, x = torch.randn(64, 512, generator=generator()), torch.randn(8, 512, generator=generator(1))
+    x[:, 100] = 1000.0
+    w[:, 100] *= 0.01
+    exact = x.double() @ w.double().T
+    error = lambda rotate: (
+        (sk.linear_int8(x, sk.pack_int8(w, group_size=64, rotate=rotate)) - exact).square().mean().sqrt()
+    )
+    assert error(True) < 0.6 * error(False)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_rotated_nan_and_inf_stay_visible_and_in_their_row(isa, bad):
+    weight = sk.pack_int8(torch.randn(20, 64, generator=generator()), rotate=True)
+    x = torch.randn(3, 64, generator=generator(1))
+    others = sk.linear_int8(x, weight)
+    x[1, 5] = bad
+    y = sk.linear_int8(x, weight)
+    assert y[1].isnan().all()
+    assert torch.equal(y[[0, 2]], others[[0, 2]])
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 12, 20, 31, 32, 33, 64, 100, 4096])
 def test_exact_at_every_length(isa, k):
     for m, n in ((1, 17), (3, 5), (9, 16)):
@@ -122,8 +159,9 @@ def test_long_and_thin(isa):
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_row_depends_on_that_row_alone(isa, threads):
-    weight = sk.pack_int8(torch.randn(400, 768, generator=generator()), group_size=256)
+@pytest.mark.parametrize("rotate", [False, True])
+def test_a_row_depends_on_that_row_alone(isa, threads, rotate):
+    weight = sk.pack_int8(torch.randn(400, 768, generator=generator()), group_size=256, rotate=rotate)
     x = torch.randn(37, 768, generator=generator(1))
     torch.set_num_threads(1)
     alone = torch.cat([sk.linear_int8(row.view(1, -1), weight) for row in x])
@@ -137,11 +175,12 @@ def test_a_row_depends_on_that_row_alone(isa, threads):
 
 def test_same_bits_on_every_instruction_set():
     weight = sk.pack_int8(torch.randn(200, 330, generator=generator()), group_size=110)
+    rotated = sk.pack_int8(torch.randn(200, 330, generator=generator()), group_size=2, rotate=True)
     x = torch.randn(11, 330, generator=generator(1))
     results = []
     for name in ISAS:
         native.cpu.set_isa(name)
-        results.append(sk.linear_int8(x, weight))
+        results.append(torch.cat([sk.linear_int8(x, weight), sk.linear_int8(x, rotated)]))
     assert all(torch.equal(results[0], other) for other in results[1:])
 
 
@@ -233,13 +272,28 @@ def test_leading_dimensions(isa):
     assert sk.linear_int8(x, sk.Int8Weight.empty(0, 64)).shape == (2, 3, 0)
 
 
+def fenced(packed, at):
+    codes, scale = guarded_like(packed.codes, at=at), guarded_like(packed.scale, at=at)
+    return sk.Int8Weight(packed.n, packed.k, packed.group_size, codes, scale, packed.rotated)
+
+
+@pytest.mark.parametrize(("n", "k", "group"), [(16, 64, None), (33, 4, 2), (5, 1, None), (17, 24, 8)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_rotation_touches_nothing_else(isa, n, k, group, dtype, at):
+    w, x = torch.randn(n, k, generator=generator()).to(dtype), torch.randn(3, k, generator=generator(1)).to(dtype)
+    packed = sk.pack_int8(guarded_like(w, at=at), group_size=group, rotate=True)
+    weight = fenced(packed, at)
+    assert torch.equal(sk.linear_int8(guarded_like(x, at=at), weight), reference(x, packed))
+    out = guarded((2, k), torch.float32, at=at)
+    assert torch.equal(weight.rows(torch.tensor([n - 1, 0]), out=out), packed.dequantize()[[n - 1, 0]])
+
+
 @pytest.mark.parametrize(("n", "k", "group"), [(17, 35, 7), (16, 64, None), (3, 130, 65), (33, 4, 2)])
 @pytest.mark.parametrize("at", ["start", "end"])
 def test_touches_nothing_else(isa, n, k, group, at):
     packed = sk.pack_int8(torch.randn(n, k, generator=generator()), group_size=group)
-    weight = sk.Int8Weight(
-        n, k, packed.group_size, guarded_like(packed.codes, at=at), guarded_like(packed.scale, at=at)
-    )
+    weight = fenced(packed, at)
     for m in (1, 4, 5, 9):
         x = torch.randn(m, k, generator=generator(m)).bfloat16()
         q, scale = sk.quantize_int8(x, group_size=group)
@@ -265,6 +319,7 @@ def test_rows_far_apart():
 
 def test_refusals():
     weight = sk.pack_int8(torch.randn(20, 64), group_size=32)
+    rotated = sk.pack_int8(torch.randn(20, 64), group_size=32, rotate=True)
     x, q, scale = torch.randn(2, 64), codes(2, 64), torch.ones(2, 2)
     buffer = torch.zeros(200)
     cases = [
@@ -274,6 +329,7 @@ def test_refusals():
         (TypeError, "x: expected dtype int8", lambda: sk.linear_int8((x, scale), weight)),
         (TypeError, "scale: expected dtype float32", lambda: sk.linear_int8((q, scale.double()), weight)),
         (ValueError, "x: expected a tensor or a pair", lambda: sk.linear_int8((q, scale, scale), weight)),
+        (ValueError, "x: .* rotated weight", lambda: sk.linear_int8((q, scale), rotated)),
         (ValueError, "x: expected a last dimension of 64", lambda: sk.linear_int8(torch.randn(2, 63), weight)),
         (ValueError, "x: expected a contiguous", lambda: sk.linear_int8(torch.randn(2, 128)[:, ::2], weight)),
         (ValueError, "x: .* require grad", lambda: sk.linear_int8(torch.randn(2, 64, requires_grad=True), weight)),

@@ -172,10 +172,11 @@ void bind_quantize(py::module_& m) {
 
 // ---- linear family ------------------------------------------------------------------------------
 
-sk::Int8Matrix int8_matrix(int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale) {
+sk::Int8Matrix int8_matrix(int64_t n, int64_t k, int64_t group, bool rotated, uintptr_t codes, uintptr_t scale) {
   require(n >= 0 && k >= 1 && group >= 1 && k % group == 0 && group < (int64_t{1} << 17), "int8 weight: bad shape");
   require(n == 0 || (codes != 0 && codes % 64 == 0 && scale != 0), "int8 weight: null or unaligned");
-  return {{n, k, group}, pointer<uint8_t>(codes), pointer<float>(scale)};
+  require(!rotated || (group & (group - 1)) == 0, "int8 weight: rotated in groups that are no power of two");
+  return {{n, k, group, rotated}, pointer<uint8_t>(codes), pointer<float>(scale)};
 }
 
 sk::RowBlock row_block(int type, uintptr_t data, int64_t rows, int64_t stride, uintptr_t scale, int64_t scale_stride,
@@ -194,33 +195,35 @@ void bind_linear(py::module_& m) {
   m.def(
       "pack_int8",
       [](int type, uintptr_t data, int64_t rows, int64_t stride, uintptr_t row_scale, int64_t scale_stride,
-         int64_t scale_groups, int64_t start, int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale,
-         int threads) {
+         int64_t scale_groups, int64_t start, int64_t n, int64_t k, int64_t group, bool rotated, uintptr_t codes,
+         uintptr_t scale, int threads) {
         require(start >= 0 && start % sk::kPanelRows == 0 && start + rows <= n, "pack_int8: rows outside the matrix");
         sk::pack_int8(row_block(type, data, rows, stride, row_scale, scale_stride, scale_groups), start,
-                      int8_matrix(n, k, group, codes, scale), threads);
+                      int8_matrix(n, k, group, rotated, codes, scale), threads);
       },
       release_gil());
   m.def(
       "rows_int8",
-      [](int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale, uintptr_t ids, int64_t count,
-         uintptr_t out, int64_t out_stride, int threads) {
+      [](int64_t n, int64_t k, int64_t group, bool rotated, uintptr_t codes, uintptr_t scale, uintptr_t ids,
+         int64_t count, uintptr_t out, int64_t out_stride, int threads) {
         const int64_t* id = pointer<int64_t>(ids);
         for (int64_t i = 0; i < count; ++i)
           if (id[i] < 0 || id[i] >= n)
             throw std::invalid_argument("ids: expected row numbers in 0.." + std::to_string(n - 1) + ", got " +
                                         std::to_string(id[i]));
-        sk::rows_int8(int8_matrix(n, k, group, codes, scale), id, count, pointer<float>(out), out_stride, threads);
+        sk::rows_int8(int8_matrix(n, k, group, rotated, codes, scale), id, count, pointer<float>(out), out_stride,
+                      threads);
       },
       release_gil());
   m.def(
       "linear_int8",
       [](int type, uintptr_t x, int64_t rows, int64_t stride, uintptr_t x_scale, int64_t scale_stride,
-         int64_t scale_groups, int64_t n, int64_t k, int64_t group, uintptr_t codes, uintptr_t scale, uintptr_t bias,
-         int bias_type, uintptr_t out, int out_type, int64_t out_stride, int threads) {
+         int64_t scale_groups, int64_t n, int64_t k, int64_t group, bool rotated, uintptr_t codes, uintptr_t scale,
+         uintptr_t bias, int bias_type, uintptr_t out, int out_type, int64_t out_stride, int threads) {
+        require(type != 3 || !rotated, "linear_int8: codes for a rotated weight");
         require(bias_type >= 0 && bias_type <= 2 && out_type >= 0 && out_type <= 2, "linear_int8: bad dtype");
         sk::linear_int8(row_block(type, x, rows, stride, x_scale, scale_stride, scale_groups),
-                        int8_matrix(n, k, group, codes, scale),
+                        int8_matrix(n, k, group, rotated, codes, scale),
                         {pointer<void>(bias), static_cast<sk::Dtype>(bias_type)},
                         {pointer<void>(out), static_cast<sk::Dtype>(out_type), out_stride}, threads);
       },
@@ -265,32 +268,32 @@ void bind_verify(py::module_& m) {
           return sk::longest_chain(pointer<const int32_t>(cu_drafts), requests, pointer<const int64_t>(draft_tokens),
                                    drafts, vocabulary);
         });
-  m.def("verify", [](int threads, int64_t requests, int64_t width, uintptr_t target, int dtype, int64_t vocabulary,
-                     int64_t stride, uintptr_t tokens_in, uintptr_t parents, uintptr_t cu, uintptr_t drafts,
-                     int draft_dtype, int64_t draft_columns, int64_t draft_stride, bool drafts_are_logits,
-                     uintptr_t draft_ids, uintptr_t draft_kind, FloatParameter temperature, IntParameter top_k,
-                     FloatParameter top_p, FloatParameter min_p, uintptr_t seed, uintptr_t position, int rule,
-                     FloatParameter theta, float eps, float delta, uintptr_t path, uintptr_t tokens,
-                     uintptr_t num_accepted, uintptr_t logprobs, uintptr_t flags) {
-    require(requests >= 0 && width >= 1 && vocabulary >= 1, "verify: sizes out of range");
-    sk::VerifyCall call{requests,
-                        width,
-                        rows(target, dtype, vocabulary, stride),
-                        pointer<const int64_t>(tokens_in),
-                        pointer<const int32_t>(parents),
-                        pointer<const int32_t>(cu),
-                        {rows(drafts, draft_dtype, draft_columns, draft_stride), drafts_are_logits,
-                         pointer<const int32_t>(draft_ids), pointer<const bool>(draft_kind)},
-                        sampling(temperature, top_k, top_p, min_p, seed, position, requests),
-                        judging(rule, theta, eps, delta),
-                        pointer<int32_t>(path),
-                        pointer<int64_t>(tokens),
-                        pointer<int32_t>(num_accepted),
-                        pointer<float>(logprobs),
-                        pointer<int32_t>(flags)};
-    const py::gil_scoped_release free_gil;
-    sk::verify(call, threads);
-  });
+  m.def("verify",
+        [](int threads, int64_t requests, int64_t width, uintptr_t target, int dtype, int64_t vocabulary,
+           int64_t stride, uintptr_t tokens_in, uintptr_t parents, uintptr_t cu, uintptr_t drafts, int draft_dtype,
+           int64_t draft_columns, int64_t draft_stride, bool drafts_are_logits, uintptr_t draft_ids,
+           uintptr_t draft_kind, FloatParameter temperature, IntParameter top_k, FloatParameter top_p,
+           FloatParameter min_p, uintptr_t seed, uintptr_t position, int rule, FloatParameter theta, float eps,
+           float delta, uintptr_t path, uintptr_t tokens, uintptr_t num_accepted, uintptr_t logprobs, uintptr_t flags) {
+          require(requests >= 0 && width >= 1 && vocabulary >= 1, "verify: sizes out of range");
+          sk::VerifyCall call{requests,
+                              width,
+                              rows(target, dtype, vocabulary, stride),
+                              pointer<const int64_t>(tokens_in),
+                              pointer<const int32_t>(parents),
+                              pointer<const int32_t>(cu),
+                              {rows(drafts, draft_dtype, draft_columns, draft_stride), drafts_are_logits,
+                               pointer<const int32_t>(draft_ids), pointer<const bool>(draft_kind)},
+                              sampling(temperature, top_k, top_p, min_p, seed, position, requests),
+                              judging(rule, theta, eps, delta),
+                              pointer<int32_t>(path),
+                              pointer<int64_t>(tokens),
+                              pointer<int32_t>(num_accepted),
+                              pointer<float>(logprobs),
+                              pointer<int32_t>(flags)};
+          const py::gil_scoped_release free_gil;
+          sk::verify(call, threads);
+        });
   m.def("sample",
         [](int threads, int64_t requests, uintptr_t logits, int dtype, int64_t vocabulary, int64_t stride,
            FloatParameter temperature, IntParameter top_k, FloatParameter top_p, FloatParameter min_p, uintptr_t seed,

@@ -10,6 +10,7 @@
 #include "cpu/float_mode.h"
 #include "cpu/linear_int8_kernels.h"
 #include "cpu/quantize.h"
+#include "cpu/rotate.h"
 #include "cpu/scratch.h"
 #include "cpu/threads.h"
 
@@ -27,17 +28,20 @@ struct Prepared {
       : words_per_group(shape.steps() * kStep * kernel.word_bytes),
         // An odd number of cache lines, so that the rows do not all fall into the same few cache sets.
         stride((lines(shape.groups() * words_per_group) / 64 | 1) * 64),
-        codes_stride(floats ? lines(shape.group) : 0) {
+        codes_stride(floats ? lines(shape.group) : 0),
+        rotated_stride(floats && shape.rotated ? lines(shape.group * 4) : 0) {
     const int64_t table = lines(rows * shape.groups() * 4);
-    words = scratch.get(static_cast<size_t>(rows * (stride + codes_stride) + 2 * table));
-    codes = reinterpret_cast<int8_t*>(words + rows * stride);
-    offset = reinterpret_cast<int32_t*>(words + rows * (stride + codes_stride));
-    own_scale = reinterpret_cast<float*>(words + rows * (stride + codes_stride) + table);
+    words = scratch.get(static_cast<size_t>(rows * (stride + codes_stride + rotated_stride) + 2 * table));
+    codes = words + rows * stride;
+    rotated = codes + rows * codes_stride;
+    offset = reinterpret_cast<int32_t*>(rotated + rows * rotated_stride);
+    own_scale = reinterpret_cast<float*>(rotated + rows * rotated_stride + table);
   }
 
-  int64_t words_per_group, stride, codes_stride;
+  int64_t words_per_group, stride, codes_stride, rotated_stride;
   char* words;       // [rows][stride bytes]
-  int8_t* codes;     // [rows][codes_stride]: one group at a time, on its way from floats to words
+  char* codes;       // [rows][codes_stride]: one group at a time, on its way from floats to words
+  char* rotated;     // [rows][rotated_stride]: the same group before it becomes codes, if the weights are rotated
   int32_t* offset;   // [rows][groups]: -128 * sum of the group's codes
   float* own_scale;  // [rows][groups], if x is float
   const float* scale = nullptr;
@@ -47,10 +51,20 @@ struct Prepared {
 template <class T>
 void prepare_floats(const T* x, const Int8Shape& shape, const Int8Kernels& kernel, const Prepared& to, int64_t row) {
   const QuantizeGroup<T> quantize = quantize_group<T>(isa());
+  const QuantizeGroup<float> quantize_rotated = quantize_group<float>(isa());
+  const RotateGroup<T> rotate = rotate_group<T>(isa());
   const QuantizeRule rule;
-  int8_t* codes = to.codes + row * to.codes_stride;
+  int8_t* codes = reinterpret_cast<int8_t*>(to.codes + row * to.codes_stride);
+  float* rotated = reinterpret_cast<float*>(to.rotated + row * to.rotated_stride);
   for (int64_t g = 0; g < shape.groups(); ++g) {
-    quantize(x + g * shape.group, shape.group, rule, 0, codes, to.own_scale + row * shape.groups() + g, nullptr);
+    const T* values = x + g * shape.group;
+    float* scale = to.own_scale + row * shape.groups() + g;
+    if (shape.rotated) {
+      rotate(values, shape.group, 1.0f / static_cast<float>(shape.group), rotated);
+      quantize_rotated(rotated, shape.group, rule, 0, codes, scale, nullptr);
+    } else {
+      quantize(values, shape.group, rule, 0, codes, scale, nullptr);
+    }
     to.offset[row * shape.groups() + g] =
         kernel.prepare(codes, shape.group, to.words + row * to.stride + g * to.words_per_group);
   }

@@ -16,7 +16,8 @@ struct OutRows {
 };
 
 // y[m, n] = sum over groups, ascending, of f32(acc) * f32(s_x * s_w), acc the exact int32 dot product of the codes;
-// then the bias, then one rounding to the output type. x: floats (quantised here, with the weight's groups) or codes.
+// then the bias, then one rounding to the output type. x: floats (rotated if the
+// weights are, and quantised here, with the weight's groups) or codes (for weights that are not rotated).
 void linear_int8(const RowBlock& x, const Int8Matrix& w, const Int8Bias& bias, const OutRows& out, int threads);
 
 }  // namespace sk

@@ -5,6 +5,7 @@
 
 #include "cpu/float_mode.h"
 #include "cpu/quantize.h"
+#include "cpu/rotate.h"
 #include "cpu/threads.h"
 
 namespace sk {
@@ -23,10 +24,19 @@ void scatter(const int8_t* q, int64_t group, uint8_t* line) {
 }
 
 template <class T>
-void pack_floats(const T* x, const Int8Shape& shape, int8_t* q, uint8_t* line, float* scale) {
+void pack_floats(const T* x, const Int8Shape& shape, float* rotated, int8_t* q, uint8_t* line, float* scale) {
   const QuantizeGroup<T> quantize = quantize_group<T>(isa());
+  const QuantizeGroup<float> quantize_rotated = quantize_group<float>(isa());
+  const RotateGroup<T> rotate = rotate_group<T>(isa());
   for (int64_t g = 0; g < shape.groups(); ++g) {
-    quantize(x + g * shape.group, shape.group, QuantizeRule(), 0, q, scale + g * kPanelRows, nullptr);
+    const T* values = x + g * shape.group;
+    float* s = scale + g * kPanelRows;
+    if (shape.rotated) {
+      rotate(values, shape.group, 1.0f, rotated);
+      quantize_rotated(rotated, shape.group, QuantizeRule(), 0, q, s, nullptr);
+    } else {
+      quantize(values, shape.group, QuantizeRule(), 0, q, s, nullptr);
+    }
     scatter(q, shape.group, line);
     line += shape.steps() * kStepBytes;
   }
@@ -49,6 +59,7 @@ void pack_int8(const RowBlock& in, int64_t start, const Int8Matrix& out, int thr
   parallel_for(threads, panels, 1, [&](int64_t begin, int64_t end) {
     const IeeeMode ieee;
     const std::unique_ptr<int8_t[]> q(new int8_t[static_cast<size_t>(shape.group)]);
+    const std::unique_ptr<float[]> rotated(new float[shape.rotated ? static_cast<size_t>(shape.group) : 0]);
     for (int64_t p = begin; p < end; ++p) {
       uint8_t* codes = out.codes + (first + p) * shape.panel_bytes();
       float* scale = out.scale + (first + p) * shape.groups() * kPanelRows;
@@ -59,13 +70,13 @@ void pack_int8(const RowBlock& in, int64_t start, const Int8Matrix& out, int thr
         uint8_t* line = codes + r * kStep;
         switch (in.type) {
           case RowType::kF32:
-            pack_floats(static_cast<const float*>(in.data) + at, shape, q.get(), line, scale + r);
+            pack_floats(static_cast<const float*>(in.data) + at, shape, rotated.get(), q.get(), line, scale + r);
             break;
           case RowType::kF16:
-            pack_floats(static_cast<const F16*>(in.data) + at, shape, q.get(), line, scale + r);
+            pack_floats(static_cast<const F16*>(in.data) + at, shape, rotated.get(), q.get(), line, scale + r);
             break;
           case RowType::kBF16:
-            pack_floats(static_cast<const BF16*>(in.data) + at, shape, q.get(), line, scale + r);
+            pack_floats(static_cast<const BF16*>(in.data) + at, shape, rotated.get(), q.get(), line, scale + r);
             break;
           case RowType::kInt8:
             pack_codes(static_cast<const int8_t*>(in.data) + at, in.scale + row * in.scale_stride, in.scale_groups,
@@ -80,6 +91,7 @@ void pack_int8(const RowBlock& in, int64_t start, const Int8Matrix& out, int thr
 void rows_int8(const Int8Matrix& w, const int64_t* ids, int64_t count, float* out, int64_t out_stride, int threads) {
   const Int8Shape& shape = w.shape;
   const int64_t grain = 1 + (1 << 14) / shape.k;
+  const RotateGroup<float> rotate = rotate_group<float>(isa());
   parallel_for(threads, count, grain, [&](int64_t begin, int64_t end) {
     const IeeeMode ieee;
     for (int64_t i = begin; i < end; ++i) {
@@ -96,6 +108,7 @@ void rows_int8(const Int8Matrix& w, const int64_t* ids, int64_t count, float* ou
           for (int64_t b = 0; j + b < shape.group; ++b) y[j + b] = static_cast<float>(line[b] - 128) * s;
           line += kStepBytes;
         }
+        if (shape.rotated) rotate(y, shape.group, 1.0f / static_cast<float>(shape.group), y);
         y += shape.group;
       }
     }

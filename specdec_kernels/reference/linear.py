@@ -8,13 +8,13 @@ import torch
 from torch.nn.functional import pad
 
 from ..int8_weight import PANEL, STEP
+from ..rotation import hadamard
 
 
-def _quantize(x, group):
-    """x [M, K] -> codes [M, G, group] and scale [M, G], by the contract's formula."""
-    x = x.float().unflatten(-1, (-1, group))
+def _quantize(x):
+    """f32 [M, G, group] -> codes [M, G, group] and scale [M, G], by the contract's formula."""
     amax = x.abs().amax(-1)
-    s = amax / 127
+    s = amax / torch.full_like(amax, 127)  # a plain 127 would become a multiplication on CUDA
     no_codes = (amax < 127 * 2.0**-126) | ~amax.isfinite()
     q = (x / s.unsqueeze(-1)).round().clamp(-127, 127)
     q = torch.where(no_codes.unsqueeze(-1), 0.0, q).to(torch.int8)
@@ -22,11 +22,12 @@ def _quantize(x, group):
 
 
 def pack_int8(values, scale, start, weight):
-    """Writes rows ``start`` ... of ``weight``: float rows, or int8 codes with their scales."""
+    """Writes rows ``start`` ... of ``weight``: float rows (rotated if the weight is) or codes with scales."""
     for at in range(0, values.shape[0], 4096):  # in chunks: the peak stays near the packed size
         chunk = values[at : at + 4096]
         if scale is None:
-            q, s = _quantize(chunk, weight.group_size)
+            groups = chunk.float().unflatten(-1, (-1, weight.group_size))
+            q, s = _quantize(hadamard(groups) if weight.rotated else groups)
         else:
             q, s = chunk.unflatten(-1, (-1, weight.group_size)), scale[at : at + 4096]
         panels = -(-chunk.shape[0] // PANEL)
@@ -43,12 +44,14 @@ def rows_int8(ids, weight, out):
     panel, lane = ids // PANEL, ids % PANEL
     padded = -(-weight.group_size // STEP) * STEP
     q = (weight.codes[panel, :, lane] ^ 128).view(torch.int8).reshape(ids.shape[0], weight.groups, padded)
-    out.copy_((q[:, :, : weight.group_size] * weight.scale[panel, :, lane].unsqueeze(-1)).flatten(1))
+    values = q[:, :, : weight.group_size] * weight.scale[panel, :, lane].unsqueeze(-1)
+    out.copy_((hadamard(values) / weight.group_size if weight.rotated else values).flatten(1))
 
 
 def linear_int8(x, scale, weight, bias, out):
     if scale is None:
-        q, scale = _quantize(x, weight.group_size)
+        groups = x.float().unflatten(-1, (-1, weight.group_size))
+        q, scale = _quantize(hadamard(groups) / weight.group_size if weight.rotated else groups)
     else:
         q = x.unflatten(-1, (-1, weight.group_size))
     w, w_scale = weight.unpack()
