@@ -1,35 +1,30 @@
-"""Everything that can run the quantise family here: the reference, and the cpu backend on each instruction set."""
+"""Everything that can run the int8 operations here, and what their tests share.
+
+``TRITON_INTERPRET=1 pytest tests/test_quantize*.py`` runs the same tests on the interpreted Triton kernels.
+"""
 
 import contextlib
 
 import pytest
 import torch
 
-import specdec_kernels as sk
+import verify_cases
 from instruction_sets import ISAS
-from specdec_kernels import native
+from verify_cases import EMULATED, running
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-BACKENDS = ("reference", *(f"cpu-{i}" for i in ISAS))
+INTERPRETED = verify_cases.BACKENDS == ["triton"]  # this process is for the Triton kernels
+# The reference, the cpu backend as isa-threads, the GPU kernels on the emulator.
+BACKENDS = ["triton"] if INTERPRETED else [*verify_cases.BACKENDS, EMULATED]
+OTHERS = [name for name in BACKENDS if name != "reference"]  # to be compared with it
+CPU = [name for name in BACKENDS if name.partition("-")[0] in ISAS]
+ONE_PER_KIND = ["triton"] if INTERPRETED else ["reference", *CPU[-1:], EMULATED]
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 
 
-@contextlib.contextmanager
-def running_on(name):
-    kind, _, isa = name.partition("-")
-    if isa:
-        assert native.cpu.set_isa(isa)
-    try:
-        with sk.use_backend(kind):
-            yield
-    finally:
-        if isa:
-            native.cpu.set_isa(native.cpu.machine_isa())
-
-
 def on_reference(function, *args, **options):
-    with sk.use_backend("reference"):
+    with running("reference"):
         return function(*args, **options)
 
 
@@ -41,6 +36,10 @@ def torch_threads(count):
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def randn(*shape, dtype=torch.float32, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 def same(got, want):

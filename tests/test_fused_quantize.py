@@ -8,7 +8,18 @@ import torch
 
 import specdec_kernels as sk
 from guard import guarded, guarded_like
-from int8_backends import BACKENDS, DTYPES, each_dtype, on_reference, running_on, same, torch_threads
+from int8_backends import (
+    BACKENDS,
+    CPU,
+    DTYPES,
+    OTHERS,
+    each_dtype,
+    on_reference,
+    randn,
+    running,
+    same,
+    torch_threads,
+)
 
 EPS = 1e-5
 LENGTHS = (1, 2, 7, 13, 16, 33, 46, 255, 257, 576, 1076, 1536)
@@ -16,12 +27,8 @@ LENGTHS = (1, 2, 7, 13, 16, 33, 46, 255, 257, 576, 1076, 1536)
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
-    with running_on(request.param):
+    with running(request.param):
         yield request.param
-
-
-def randn(*shape, dtype=torch.float32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 # ---- what the plain operations mean ----------------------------------------------------------------------------------
@@ -95,11 +102,11 @@ def test_fused_equals_unfused(backend, dtype, cols, group):
         same(sk.silu_mul_quantize_int8(x, group_size=group), want)
 
 
-@pytest.mark.parametrize("name", [b for b in BACKENDS if b != "reference"])
+@pytest.mark.parametrize("name", OTHERS)
 @each_dtype
 def test_close_to_the_reference(name, dtype):
     x, residual, weight = (randn(*s, dtype=dtype, seed=i) for i, s in enumerate([(200, 1536), (200, 1536), (1536,)]))
-    with running_on(name):
+    with running(name):
         fused = sk.rms_norm_quantize_int8(x, weight, EPS, residual=residual, group_size=192)
         gated = sk.silu_mul_quantize_int8(x, group_size=256)
     _differ_rarely(fused, on_reference(sk.rms_norm_quantize_int8, x, weight, EPS, residual=residual, group_size=192))
@@ -117,18 +124,18 @@ def _differ_rarely(got, want):
 def test_every_instruction_set_gives_the_same_bits(dtype):
     x, weight = randn(40, 1002, dtype=dtype) * 4, randn(1002, dtype=dtype, seed=1)
     results = []
-    for name in BACKENDS[1:]:
-        with running_on(name):
+    for name in CPU:
+        with running(name):
             results.append((sk.rms_norm(x, weight, EPS), sk.silu_mul(x), *sk.silu_mul_quantize_int8(x, group_size=3)))
     for other in results[1:]:
         same(other, results[0])
 
 
-@pytest.mark.parametrize("name", BACKENDS[1:])
+@pytest.mark.parametrize("name", CPU)
 @each_dtype
 def test_a_row_depends_on_nothing_else(name, dtype):
     x, residual, weight = (randn(*s, dtype=dtype, seed=i) for i, s in enumerate([(300, 576), (300, 576), (576,)]))
-    with running_on(name):
+    with running(name):
         for call in (
             lambda rows: sk.rms_norm_quantize_int8(x[rows], weight, EPS, residual=residual[rows], group_size=64),
             lambda rows: sk.silu_mul_quantize_int8(x[rows], group_size=96),

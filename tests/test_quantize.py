@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from int8_backends import BACKENDS, each_dtype, on_reference, running_on, same
+from int8_backends import BACKENDS, CPU, each_dtype, on_reference, randn, running, same
 
 NAN, INF = float("nan"), float("inf")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -15,16 +15,12 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
-    with running_on(request.param):
+    with running(request.param):
         yield request.param
 
 
 def codes(x, **options):
     return sk.quantize_int8(torch.as_tensor(x), **options)[0].tolist()
-
-
-def randn(*shape, dtype=F32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 # ---- the formula -----------------------------------------------------------------------------------------------------
@@ -119,7 +115,7 @@ def test_subnormal_values_keep_their_ratio(backend):
     x = torch.tensor([127 * 2.0**-126, 0.75 * 2.0**-126, -0.75 * 2.0**-126])
     before = torch.set_flush_denormal(True)
     try:
-        if "cpu" in backend:  # the reference computes in torch's own mode
+        if backend in CPU:  # others compute in the process's own mode
             assert codes(x) == [127, 1, -1]
     finally:
         torch.set_flush_denormal(False)

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 import specdec_kernels as sk
 from guard import guarded, guarded_like
-from int8_backends import BACKENDS, DTYPES, each_dtype, on_reference, running_on, same, torch_threads
+from int8_backends import (
+    BACKENDS,
+    DTYPES,
+    OTHERS,
+    each_dtype,
+    on_reference,
+    randn,
+    running,
+    same,
+    torch_threads,
+)
 
 NAN, INF = float("nan"), float("inf")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -16,12 +26,8 @@ BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 @pytest.fixture(params=BACKENDS)
 def backend(request):
-    with running_on(request.param):
+    with running(request.param):
         yield request.param
-
-
-def randn(*shape, dtype=F32, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
 # ---- shapes, strides, memory -----------------------------------------------------------------------------------------
@@ -102,22 +108,22 @@ def test_strided_last_dimension_is_refused():
             sk.quantize_int8(view)
 
 
-@pytest.mark.parametrize("name", [b for b in BACKENDS if b != "reference"])
+@pytest.mark.parametrize("name", OTHERS)
 def test_offsets_need_64_bits(name):
     step = 2**30 + 8  # row 2 starts past 2^31 elements
     x = guarded((3, 40), BF16, row_stride=step).copy_(randn(3, 40, dtype=BF16))
     q = guarded((3, 40), torch.int8, row_stride=step)
-    with running_on(name):
+    with running(name):
         got = sk.quantize_int8(x, out=(q, torch.empty(3, 1)))
         same(got, sk.quantize_int8(x.contiguous()))
         same([sk.dequantize_int8(*got)], [sk.dequantize_int8(q.contiguous(), got[1])])
 
 
-@pytest.mark.parametrize("name", [b for b in BACKENDS if b != "reference"])
+@pytest.mark.parametrize("name", OTHERS)
 @each_dtype
 def test_a_row_depends_on_nothing_else(name, dtype):
     x = randn(300, 1000, dtype=dtype)
-    with running_on(name):
+    with running(name):
         for options in ({}, {"group_size": 40}, {"symmetric": False}, {"stochastic_seed": 3}):
             with torch_threads(1):
                 want = sk.quantize_int8(x, **options)
