@@ -4,8 +4,7 @@
 #include <memory>
 
 #include "cpu/float_mode.h"
-#include "cpu/quantize.h"
-#include "cpu/rotate.h"
+#include "cpu/group_codes.h"
 #include "cpu/threads.h"
 
 namespace sk {
@@ -25,18 +24,9 @@ void scatter(const int8_t* q, int64_t group, uint8_t* line) {
 
 template <class T>
 void pack_floats(const T* x, const Int8Shape& shape, float* rotated, int8_t* q, uint8_t* line, float* scale) {
-  const QuantizeGroup<T> quantize = quantize_group<T>(isa());
-  const QuantizeGroup<float> quantize_rotated = quantize_group<float>(isa());
-  const RotateGroup<T> rotate = rotate_group<T>(isa());
+  const GroupCodes<T> codes_of(shape.rotated, 1.0f);
   for (int64_t g = 0; g < shape.groups(); ++g) {
-    const T* values = x + g * shape.group;
-    float* s = scale + g * kPanelRows;
-    if (shape.rotated) {
-      rotate(values, shape.group, 1.0f, rotated);
-      quantize_rotated(rotated, shape.group, QuantizeRule(), 0, q, s, nullptr);
-    } else {
-      quantize(values, shape.group, QuantizeRule(), 0, q, s, nullptr);
-    }
+    codes_of(x + g * shape.group, shape.group, rotated, q, scale + g * kPanelRows);
     scatter(q, shape.group, line);
     line += shape.steps() * kStepBytes;
   }
