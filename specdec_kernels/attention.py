@@ -29,9 +29,9 @@ def rope_write_kv_int8(k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots
     """Rotates ``k`` (and ``q``, in place), then writes ``k`` and ``v`` into the cache.
 
     Rotary embedding of Su et al. 2021 (RoFormer) on pairs (i, i + D/2), the layout of Hugging Face checkpoints, in f32
-    and rounded to k.dtype: y[i] = x[i] cos[i] - x[i + D/2] sin[i], y[i + D/2] = x[i + D/2] cos[i] + x[i] sin[i]. ``v`` is
-    not rotated. A float cache takes the values in its own dtype; int8 codes and scales are those of ``quantize_int8`` with
-    one group per (token, head).
+    and rounded to k.dtype: y[i] = x[i] cos[i] - x[i + D/2] sin[i], y[i + D/2] = x[i + D/2] cos[i] + x[i] sin[i].
+    ``v`` is not rotated. A float cache takes the values in its own dtype; int8 codes and scales are those of
+    ``quantize_int8`` with one group per (token, head).
 
     k: [T, H_kv, D], v: [T, H_kv, Dv], q: [T, H, D] or None, all f32, f16 or bf16 of one dtype; heads contiguous inside
     a token's row, any row stride; D even. cos, sin: f32 [T, D/2], one row per token. slots: int64 [T], index of the

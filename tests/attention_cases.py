@@ -8,7 +8,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def strided(shape, dtype, layout="block"):
-    """A zeroed [pages, page, heads, dim] (or [pages, page, heads]) tensor; its first three dimensions as ``layout`` says.
+    """A zeroed [pages, page, heads, dim] (or [pages, page, heads]) tensor, laid out as ``layout`` says.
 
     block: as written (page, token, head). head: every head's tokens together. page-last: pages inside tokens. gap: rows
     of a larger tensor, with room between heads, tokens and pages.

@@ -49,7 +49,7 @@ def answer(model, ids, places):
 
 
 def main():
-    model, tokenizer, template = load_model("smollm2", dtype="f32")
+    model, tokenizer, template = load_model("smollm2", dtype="f32", kv="f32")
     rows, about = [], []
     for name, (prompt, places) in PROMPTS.items():
         ids = encode_messages(template, [{"role": "user", "content": prompt}], tokenizer)

@@ -99,9 +99,10 @@ def test_the_prompt_may_come_from_stdin(command, monkeypatch):
 
 
 def test_load_options_arrive(command):
-    command("generate", "a", "--model", "x.gguf", "--dtype", "f32", "--context", "99", "--threads", "1")
+    options = "--model x.gguf --dtype f32 --kv f16 --context 99 --threads 1"
+    command("generate", "a", *options.split())
     assert command.loaded == [
-        ("x.gguf", {"dtype": "f32", "context": 99, "threads": 1, "kv": "f32", "device": "auto"})
+        ("x.gguf", {"dtype": "f32", "context": 99, "threads": 1, "kv": "f16", "device": "auto"})
     ]  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def test_errors_are_one_line_and_exit_code_2(command, arguments):
 
 @pytest.mark.parametrize(
     "options",
-    [["--model", "no/such.gguf"], ["--dtype", "int4"], ["--kv", "int8"], ["--context", "1"], ["--device", "cuda"]],
+    [["--model", "no/such.gguf"], ["--dtype", "int4"], ["--kv", "int4"], ["--context", "1"], ["--device", "cuda"]],
 )
 def test_load_errors_are_one_line_too(capsys, options):
     assert cli.run(["generate", "a", *options]) == 2

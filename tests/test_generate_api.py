@@ -260,7 +260,7 @@ def test_unknown_options_are_not_swallowed():
         {"threads": 0},
         {"threads": 100_000},
         {"memory_budget": "120MB"},
-        {"kv": "int8"},
+        {"kv": "bf16"},
         {"device": "cuda"},
         {"draft": "x"},
         {"k": -1},

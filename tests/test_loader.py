@@ -70,7 +70,8 @@ def write(path, *, tied=True, skip=(), reshape=(), architecture="llama"):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_are_the_textbooks(tmp_path, tied):
-    model, tokenizer, template = load_model(str(write(tmp_path / "tiny.gguf", tied=tied)), dtype="f32", context=64)
+    path = str(write(tmp_path / "tiny.gguf", tied=tied))
+    model, tokenizer, template = load_model(path, dtype="f32", kv="f32", context=64)
     got = model.forward(TOKENS, model.new_cache(), last=len(TOKENS))
     torch.testing.assert_close(got.double(), plain_float64(model, TOKENS), rtol=1e-4, atol=1e-4)
     # plain_float64 reads the model's own matrices, so these have to be the file's.
@@ -111,3 +112,5 @@ def test_files_that_can_not_be_served(tmp_path, options, message):
 def test_unknown_dtype():
     with pytest.raises(ModelError, match="dtype: expected one of int8, f32, got 'int4'"):
         load_model("smollm2", dtype="int4")
+    with pytest.raises(ModelError, match="kv: expected one of int8, f16, f32"):
+        load_model("smollm2", kv="int4")

@@ -37,7 +37,8 @@ def weights(config=CONFIG, seed=0):
     return matrix(c.vocab, c.hidden) * 3, layers, norm()
 
 
-def build(dtype="int8", *, tied=True, context=256, config=CONFIG, seed=0):
+def build(dtype="int8", *, kv=None, tied=True, context=256, config=CONFIG, seed=0):
+    """``kv`` defaults to ``dtype``."""
     embedding, layers, norm = weights(config, seed)
     head = embedding if tied else weights(config, seed + 1)[0]
     if dtype == "int8":
@@ -48,7 +49,7 @@ def build(dtype="int8", *, tied=True, context=256, config=CONFIG, seed=0):
         layers = [
             Layer(**{name: pack(w) if w.dim() == 2 else w for name, w in vars(layer).items()}) for layer in layers
         ]
-    return Llama(config, embedding, layers, norm, head, context=context, eos_ids=(2,), name="tiny")
+    return Llama(config, embedding, layers, norm, head, context=context, kv=kv or dtype, eos_ids=(2,), name="tiny")
 
 
 def plain_float64(model, tokens):

@@ -33,6 +33,7 @@ Model = Annotated[str, typer.Option("--model", help="smollm2, or the path of a G
 Draft = Annotated[str, typer.Option("--draft", help="auto, lookup or none")]
 K = Annotated[str, typer.Option("--k", help="drafts per round: auto, or a number")]
 Dtype = Annotated[str, typer.Option("--dtype", help="int8 or f32")]
+Kv = Annotated[str, typer.Option("--kv", help="key-value cache: int8, f16 or f32")]
 Context = Annotated[int, typer.Option("--context", help="most tokens, prompt and answer together")]
 Threads = Annotated[Optional[int], typer.Option("--threads", help="CPU threads; default: torch's own choice")]  # noqa: UP045
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object")]
@@ -54,7 +55,7 @@ def generate(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens")] = 128,
     stop: Annotated[Optional[list[str]], typer.Option("--stop", help="may be given several times")] = None,  # noqa: UP045
     dtype: Dtype = "int8",
-    kv: Annotated[str, typer.Option("--kv", help="f32")] = "f32",
+    kv: Kv = "int8",
     context: Context = 2048,
     device: Annotated[str, typer.Option("--device", help="auto or cpu")] = "auto",
     threads: Threads = None,
@@ -104,6 +105,7 @@ def bench(
     draft: Draft = "auto",
     k: K = "auto",
     dtype: Dtype = "int8",
+    kv: Kv = "int8",
     context: Context = 2048,
     threads: Threads = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens")] = 64,
@@ -119,7 +121,7 @@ def bench(
     if plot is not None:
         measure.check_plot(plot)
     chosen = measure.load_prompts(category or (), prompts)
-    pair = _load(model, dtype=dtype, context=context, threads=threads)
+    pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads)
     options = {"draft": draft, "k": _k(k), "max_new_tokens": max_new_tokens, "repeat": repeat}
     report = measure.run(pair, chosen, model=model, progress=_progress, **options)
     print(json.dumps(report) if as_json else measure.table(report))
@@ -131,12 +133,13 @@ def bench(
 def info(
     model: Model = "smollm2",
     dtype: Dtype = "int8",
+    kv: Kv = "int8",
     context: Context = 2048,
     threads: Threads = None,
     as_json: Json = False,
 ):
     """The model, the backends, memory, and what a pass over 1..9 rows costs."""
-    pair = _load(model, dtype=dtype, context=context, threads=threads)
+    pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads)
     report = describe(pair)
     if as_json:
         print(json.dumps(report))
@@ -161,6 +164,7 @@ def describe(pair) -> dict:
     return {
         "model": pair.settings.get("model"),
         "dtype": pair.settings.get("dtype"),
+        "kv": pair.settings.get("kv"),
         "vocabulary": model.vocab_size,
         "context": model.context,
         "chat_template": pair.chat_template is not None,

@@ -7,6 +7,7 @@ import specdec_kernels as sk
 from .errors import ModelError
 from .formats.gguf import GGUF
 from .formats.locate import find_model
+from .models.cache import DTYPES as CACHES
 from .models.config import LlamaConfig
 from .models.llama import Layer, Llama, group_size
 from .text.tokenizer import Tokenizer
@@ -15,21 +16,24 @@ BLOCK_BYTES = 4 << 20  # float32 bytes of rows that are read, repacked and dropp
 DTYPES = ("int8", "f32")
 
 
-def load_model(name, *, dtype="int8", context=2048, progress=None):
+def load_model(name, *, dtype="int8", kv="int8", context=2048, progress=None):
     """Loads a GGUF of the llama architecture: returns (model, tokenizer, chat template or None).
 
-    ``name``: "smollm2" or a path. ``dtype``: "int8" (group-wise codes) or "f32". ``progress(fraction)`` is called with
-    0 .. 1. Raises ModelError (unknown model, architecture, shapes), FormatError (malformed file).
+    ``name``: "smollm2" or a path. ``dtype``: "int8" (group-wise codes) or "f32". ``kv``: what the cache holds, "int8",
+    "f16" or "f32". ``progress(fraction)`` is called with 0 .. 1. Raises ModelError (unknown model, architecture,
+    shapes), FormatError (malformed file).
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
+    if kv not in CACHES:
+        raise ModelError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
     path = find_model(name)
     with GGUF.open(path) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
         config = LlamaConfig.from_gguf(file.metadata, tokenizer.vocab_size)
         template = file.metadata.get("tokenizer.chat_template")
         file.metadata.clear()  # the vocabulary's strings: tens of MB that the weights can have
-        model = _Reader(file, config, dtype, progress).model(context, tokenizer.eos_ids, str(name))
+        model = _Reader(file, config, dtype, progress).model(context, kv, tokenizer.eos_ids, str(name))
     return model, tokenizer, template
 
 
@@ -41,7 +45,7 @@ class _Reader:
         self.done = 0
         self.unfilled = []  # (write function, width, parts) of the matrices that model() has laid out
 
-    def model(self, context, eos_ids, name):
+    def model(self, context, cache, eos_ids, name):
         """Lays out every matrix, then fills them: temporaries among lasting allocations would leave holes between them
         (a tenth of the resident memory), and a missing tensor is found before any work is done.
         """
@@ -80,7 +84,7 @@ class _Reader:
                 write(start, block)
                 start += len(block)
         self.progress(1.0)
-        return Llama(c, embedding, layers, norm, head, context=context, eos_ids=eos_ids, name=name)
+        return Llama(c, embedding, layers, norm, head, context=context, kv=cache, eos_ids=eos_ids, name=name)
 
     def vector(self, name):
         self._expect(name, (self.config.hidden,))

@@ -12,6 +12,7 @@ from .stops import check_stops
 
 DRAFTS = ("auto", "lookup", "none")
 DTYPES = ("int8", "f32")
+CACHES = ("int8", "f16", "f32")
 MOST_DRAFTS = 64
 MOST_THREADS = 256  # the system has an end, too, and OpenMP crashes where it is reached
 LARGEST_FLOAT = 3.4028234663852886e38  # in float32, to which the kernels round
@@ -103,8 +104,8 @@ def check_load(dtype, context, threads, memory_budget, kv, device) -> None:
         _integer("threads", threads, 1, MOST_THREADS)
     if memory_budget is not None:
         raise OptionError(f"memory_budget: expected None, got {memory_budget!r} ({_LATER})")
-    if kv != "f32":
-        raise OptionError(f"kv: expected 'f32', got {kv!r} ({_LATER})")
+    if kv not in CACHES:
+        raise OptionError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
     if device not in ("auto", "cpu"):
         raise OptionError(f"device: expected 'auto' or 'cpu', got {device!r} ({_LATER})")
 

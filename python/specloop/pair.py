@@ -21,15 +21,16 @@ def load(
     threads=None,
     progress: Callable[[float], None] | None = None,
     memory_budget=None,
-    kv="f32",
+    kv="int8",
     device="auto",
     **aliases,
 ) -> Pair:
     """Starts to load a model in the background and returns at once.
 
     ``target``: "smollm2" or the path of a GGUF. ``draft``: "auto", "lookup", "none". ``k``: "auto" (by measured cost
-    and acceptance) or a number of drafts per round. ``progress(fraction)`` is called from the loading thread. Raises
-    OptionError here; what is wrong with the model comes out of ``Pair.ready()`` or the first use.
+    and acceptance) or a number of drafts per round. ``kv``: what the cache holds, "int8", "f16" or "f32".
+    ``progress(fraction)`` is called from the loading thread. Raises OptionError here; what is wrong with the model
+    comes out of ``Pair.ready()`` or the first use.
     """
     named = {name: value for name, value in (("draft", draft), ("k", k)) if value != "auto"}
     named = resolve_aliases(named | aliases)
@@ -41,7 +42,7 @@ def load(
     def parts():
         from .loader import load_model
 
-        return load_model(target, dtype=dtype, context=context, progress=progress)
+        return load_model(target, dtype=dtype, kv=kv, context=context, progress=progress)
 
     settings = {"model": str(target), "dtype": dtype, "context": context, "kv": kv, "threads": threads}
     return Pair(parts, draft=draft, k=k, settings=settings)

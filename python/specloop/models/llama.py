@@ -12,10 +12,10 @@ import torch
 
 import specdec_kernels as sk
 
+from .cache import KVCache
 from .config import LlamaConfig
 
 CHUNK = 128  # rows per pass while reading a prompt: enough to reuse each weight block, small enough to stay in cache
-PAGE = 64  # tokens per cache page
 REPEATED = 16  # passes of at most this many rows come back every round: they are recorded once and run again
 
 
@@ -29,31 +29,6 @@ class Layer:
     mlp_norm: torch.Tensor
     gate_up: object
     down: object
-
-
-class KVCache:
-    """Keys and values of one request, float32, in pages of ``PAGE`` tokens. Rolling back only moves ``length``."""
-
-    def __init__(self, config, capacity):
-        pages = -(-max(capacity, 1) // PAGE)
-        shape = (pages, PAGE, config.kv_heads, config.head_dim)
-        # empty, not zeros: pages that are never reached never become resident memory
-        self.k = [torch.empty(shape) for _ in range(config.layers)]
-        self.v = [torch.empty(shape) for _ in range(config.layers)]
-        self.capacity = capacity
-        self.length = 0
-        self.recordings = {}  # passes over exactly these buffers (Llama._pass)
-        self.page_table = torch.arange(pages, dtype=torch.int32)[None]
-        self.lengths = torch.zeros(1, dtype=torch.int32)
-
-    def truncate(self, length):
-        if not 0 <= length <= self.length:
-            raise ValueError(f"length: expected 0 to {self.length}, got {length}")
-        self.length = length
-
-    @property
-    def nbytes(self):
-        return sum(t.nbytes for t in (*self.k, *self.v))
 
 
 class Rows:
@@ -111,12 +86,15 @@ def group_size(width):
 
 
 class Llama:
-    """``embedding`` is [vocab, hidden]; ``head`` is the same object where they are tied."""
+    """``embedding`` is [vocab, hidden]; ``head`` is the same object where they are tied. ``kv``: see ``KVCache``."""
 
-    def __init__(self, config: LlamaConfig, embedding, layers, norm, head, *, context, eos_ids=(), name="llama"):
+    def __init__(
+        self, config: LlamaConfig, embedding, layers, norm, head, *, context, kv="int8", eos_ids=(), name="llama"
+    ):
         self.config = config
         self.name = name
         self.context = min(context, config.context)
+        self.kv = kv
         self.vocab_size = config.vocab
         self.eos_ids = frozenset(eos_ids)
         self.int8 = isinstance(head, sk.Int8Weight)
@@ -130,7 +108,7 @@ class Llama:
         self._slots = torch.arange(self.context, dtype=torch.int64)
 
     def new_cache(self, capacity=None):
-        return KVCache(self.config, min(capacity or self.context, self.context))
+        return KVCache(self.config, min(capacity or self.context, self.context), self.kv)
 
     def forward(self, tokens, cache, *, last):
         """Appends ``tokens`` to the cache and returns float32 logits [last, vocab] of the last ``last`` positions.
@@ -179,13 +157,11 @@ class Llama:
 
     def _steps(self, r, cache, logits):
         delta = None
-        for layer, k_cache, v_cache in zip(self.layers, cache.k, cache.v, strict=True):
+        for layer, kv in zip(self.layers, cache.layers, strict=True):
             x = self._normalise(r.hidden, delta, layer.attention_norm, r.normed)
             self._project(x, layer.qkv, r.qkv)
-            sk.rope_write_kv_int8(r.k, r.v, r.cos, r.sin, k_cache, None, v_cache, None, r.slots, q=r.q)
-            sk.attend_int8(
-                r.q_batch, k_cache, None, v_cache, None, cache.page_table, cache.lengths, out=r.attended_heads
-            )
+            sk.rope_write_kv_int8(r.k, r.v, r.cos, r.sin, *kv, r.slots, q=r.q)
+            sk.attend_int8(r.q_batch, *kv, cache.page_table, cache.lengths, out=r.attended_heads)
             delta = self._project(r.attended, layer.attention_out, r.delta)
             x = self._normalise(r.hidden, delta, layer.mlp_norm, r.normed)
             self._project(x, layer.gate_up, r.gate_up)
