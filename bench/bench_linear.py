@@ -15,48 +15,9 @@ import time
 
 import torch
 from ab import aa, as_json, compare
+from cold import SETS, Sweep
 
-from specdec_kernels import linear_f32, linear_int8, native, pack_int8, record
-from specdec_kernels.int8_weight import Int8Weight
-
-LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
-SETS = {
-    "4096": [(4096, 4096)] * 8,
-    "smol": [shape for _ in range(30) for shape in LAYER] + [(49152, 576)],
-}
-
-
-class Sweep:
-    """All products of one pass over a set of weights whose codes lie one after the other in memory."""
-
-    def __init__(self, shapes, group_of):
-        sizes = [n * k for n, k in shapes]  # no padding: n is a multiple of 16, groups are multiples of 4
-        self.arena = torch.randint(0, 256, (sum(sizes),), dtype=torch.uint8)
-        self.weights, at = [], 0
-        for (n, k), size in zip(shapes, sizes, strict=True):
-            empty = Int8Weight.empty(16, k, group_of(k))
-            codes = self.arena[at : at + size].view(n // 16, *empty.codes.shape[1:])
-            scale = torch.rand(n // 16, *empty.scale.shape[1:])
-            self.weights.append(Int8Weight(n, k, empty.group_size, codes, scale))
-            at += size
-
-    def run(self, m):
-        """A function that multiplies m rows by every weight, from quantised rows and into given outputs."""
-        gen = torch.Generator().manual_seed(0)
-        x = {}
-        for w in self.weights:
-            q = torch.randint(-127, 128, (m, w.k), dtype=torch.int8, generator=gen)
-            x[w.k, w.groups] = (q, torch.rand(m, w.groups, generator=gen))
-        calls = [(x[w.k, w.groups], w, torch.empty(m, w.n)) for w in self.weights]
-
-        with record() as recording:  # as the decoder does: no checks in later passes
-            for pair, weight, out in calls:
-                linear_int8(pair, weight, out=out)
-        return recording.run
-
-    def read(self):
-        address, size, threads = self.arena.data_ptr(), self.arena.numel(), native.threads()
-        return lambda: native.cpu.read_bytes(address, size, threads)
+from specdec_kernels import linear_f32, linear_int8, native, pack_int8
 
 
 def bench_sets(options, report):
@@ -72,7 +33,7 @@ def bench_sets(options, report):
             result = compare(one, read, pairs=options.pairs)
             share = 1 / result.ratio
             report(f"{name} {grouping} M=1 / plain read", result, share=share, read_gbps=gb / result.b_seconds)
-            for m in (2, 4, 8, 9):
+            for m in (2, 4, 8, 9, 12, 16):
                 report(f"{name} {grouping} M={m} / M=1", compare(sweep.run(m), one, pairs=options.pairs))
 
 
