@@ -23,6 +23,9 @@ from .verify_tree import TreeVerdict, verify_tree
 # attention family
 from .attention import attend_int8, rope_write_kv_int8
 
+# decoder family
+from .decoder import gated_mlp, rms_norm_linear, rope_attend
+
 # ggml family
 from .ggml import dequantize_ggml
 

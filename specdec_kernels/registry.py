@@ -33,6 +33,9 @@ OPERATIONS = (
     "linear_f32",
     "rope_write_kv_int8",
     "attend_int8",
+    "rms_norm_linear",
+    "rope_attend",
+    "gated_mlp",
     "dequantize_ggml",
 )
 BACKENDS = ("reference", "cpu", "triton", "cuda", "hip")

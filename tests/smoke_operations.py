@@ -88,6 +88,29 @@ def attention():
             sk.attend_int8(floats(batch, rows, heads, dim), *caches, table, lengths, mask=mask)
 
 
+def decoder():
+    for dtype in FLOATS:
+        for n, k, group in ((2, 1, None), (34, 6, 3), (66, 130, None), (64, 192, 64)):
+            gate_up = sk.pack_int8(floats(n, k, hostile=False), group_size=group, rotate=group == 64)
+            down = sk.pack_int8(floats(k, n // 2, hostile=False))
+            for rows in (0, 1, 5, 17, 65):
+                x, weight, residual = floats(rows, k, dtype=dtype), floats(k, dtype=dtype), floats(rows, k, dtype=dtype)
+                sk.rms_norm_linear(x, weight, 1e-5, gate_up, bias=floats(n))
+                sk.rms_norm_linear(x, weight, 1e-5, gate_up, residual=residual, residual_out=x)
+                sk.gated_mlp(x, weight, 1e-5, gate_up, down, residual=residual)
+                if dtype is torch.float32:
+                    sk.gated_mlp(x, weight, 1e-5, floats(n, k), floats(k, n // 2))
+    for dtype in (torch.float32, torch.int8):
+        heads, kv_heads, dim, page, rows = 6, 2, 6, 3, 5
+        caches = [torch.zeros(2, page, kv_heads, dim, dtype=dtype) for _ in range(2)]
+        scales = [torch.zeros(2, page, kv_heads) if dtype is torch.int8 else None for _ in range(2)]
+        q, k, v = (floats(rows, h, dim) for h in (heads, kv_heads, kv_heads))
+        angles = floats(rows, dim // 2)
+        caches = caches[0], scales[0], caches[1], scales[1]
+        table, lengths = torch.tensor([[1, 0]], dtype=torch.int32), torch.tensor([rows], dtype=torch.int32)
+        sk.rope_attend(q, k, v, angles, angles, *caches, torch.tensor([3, 4, 5, 0, -1]), table, lengths)
+
+
 def verify():
     cu = torch.tensor([0, 0, 3, 4], dtype=torch.int32)
     seed, position = torch.tensor([1, -(2**63), 2**63 - 1]), torch.tensor([0, 5, 2**62])
@@ -163,6 +186,9 @@ CALLS = {
     "linear_f32": linear_f32,
     "rope_write_kv_int8": attention,
     "attend_int8": attention,
+    "rms_norm_linear": decoder,
+    "rope_attend": decoder,
+    "gated_mlp": decoder,
     "verify": verify,
     "verify_tree": verify_tree,
     "sample": sample,

@@ -13,9 +13,11 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "cpu/attention.h"
+#include "cpu/decoder.h"
 #include "cpu/ggml.h"
 #include "cpu/isa.h"
 #include "cpu/linear_f32.h"
@@ -333,17 +335,31 @@ sk::RopeWrite rope_write(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, u
                          uintptr_t v_scale, uintptr_t slots, int64_t cache_slots) {
   require(tokens >= 0 && kv_heads >= 0 && dim >= 0 && dim % 2 == 0, "rope_write_kv: sizes");
   require((k_scale == 0) == (v_scale == 0), "rope_write_kv: both scales or none");
-  return {pointer<float>(q),         pointer<const float>(k), pointer<const float>(v),     pointer<const float>(cos),
-          pointer<const float>(sin), q_row,                   k_row,                       v_row,
-          table_row,                 tokens,                  q_heads,                     kv_heads,
-          dim,                       pointer<void>(k_cache),  pointer<void>(v_cache),      pointer<float>(k_scale),
-          pointer<float>(v_scale),   pointer<int64_t>(slots), cache_slots};
+  return {pointer<float>(q),
+          pointer<const float>(k),
+          pointer<const float>(v),
+          pointer<const float>(cos),
+          pointer<const float>(sin),
+          q_row,
+          k_row,
+          v_row,
+          table_row,
+          tokens,
+          q_heads,
+          kv_heads,
+          dim,
+          pointer<void>(k_cache),
+          pointer<void>(v_cache),
+          pointer<float>(k_scale),
+          pointer<float>(v_scale),
+          pointer<int64_t>(slots),
+          cache_slots};
 }
 
 sk::Attend attend(uintptr_t q, uintptr_t out, int64_t q_batch, int64_t q_row, int64_t batch, int64_t rows,
-                  int64_t heads, int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache,
-                  uintptr_t k_scale, uintptr_t v_scale, int64_t page_size, int64_t pages, int64_t table_width,
-                  uintptr_t page_table, uintptr_t lengths, uintptr_t mask, float scale) {
+                  int64_t heads, int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale,
+                  uintptr_t v_scale, int64_t page_size, int64_t pages, int64_t table_width, uintptr_t page_table,
+                  uintptr_t lengths, uintptr_t mask, float scale) {
   require(batch >= 0 && rows >= 0 && dim >= 0 && page_size > 0, "attend: sizes");
   require(heads == 0 || (kv_heads > 0 && heads % kv_heads == 0), "attend: heads");
   require((k_scale == 0) == (v_scale == 0), "attend: both scales or none");
@@ -379,6 +395,59 @@ void bind_attention(py::module_& m) {
       release_gil());
 }
 
+// ---- decoder family -----------------------------------------------------------------------------
+
+sk::RmsNormArgs norm(int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_stride, uintptr_t weight, double eps,
+                     uintptr_t residual, int64_t residual_stride, uintptr_t residual_out, int64_t residual_out_stride) {
+  require_rows(dtype, rows, cols, cols);
+  require((residual == 0) == (residual_out == 0) || rows * cols == 0, "residual: in and out come together");
+  sk::RmsNormArgs args{};
+  args.dtype = static_cast<sk::Dtype>(dtype), args.eps = eps, args.rows = rows, args.cols = cols;
+  args.x = pointer<void>(x), args.x_stride = x_stride, args.weight = pointer<void>(weight);
+  args.residual = pointer<void>(residual), args.residual_stride = residual_stride;
+  args.residual_out = pointer<void>(residual_out), args.residual_out_stride = residual_out_stride;
+  return args;
+}
+
+sk::F32Matrix f32_matrix(uintptr_t data, int64_t n, int64_t k, int64_t stride) {
+  require(n >= 0 && k >= 0, "float32 weight: bad shape");
+  return {{pointer<float>(data), n, stride}, k};
+}
+
+using MatrixFields = std::variant<FieldsOf<int8_matrix>, FieldsOf<f32_matrix>>;
+
+sk::Matrix matrix(const MatrixFields& fields, const sk::RmsNormArgs& norm) {
+  require(fields.index() == 0 || norm.dtype == sk::Dtype::kF32, "float32 weight: rows of another dtype");
+  if (fields.index() == 0) return std::apply(int8_matrix, std::get<0>(fields));
+  return std::apply(f32_matrix, std::get<1>(fields));
+}
+
+void bind_decoder(py::module_& m) {
+  m.def(
+      "rms_norm_linear",
+      [](FieldsOf<norm> rows, MatrixFields weight, uintptr_t bias, int bias_type, uintptr_t out, int64_t out_stride,
+         int threads) {
+        require(bias_type >= 0 && bias_type <= 2, "rms_norm_linear: bad dtype");
+        const sk::RmsNormArgs args = std::apply(norm, rows);
+        sk::rms_norm_linear(args, matrix(weight, args), {pointer<void>(bias), static_cast<sk::Dtype>(bias_type)},
+                            {pointer<void>(out), out_stride}, threads);
+      },
+      release_gil());
+  m.def(
+      "rope_attend",
+      [](FieldsOf<rope_write> write, FieldsOf<attend> attention, int threads) {
+        check(sk::rope_attend(std::apply(rope_write, write), std::apply(attend, attention), threads));
+      },
+      release_gil());
+  m.def(
+      "gated_mlp",
+      [](FieldsOf<norm> rows, MatrixFields gate_up, MatrixFields down, uintptr_t out, int64_t out_stride, int threads) {
+        const sk::RmsNormArgs args = std::apply(norm, rows);
+        sk::gated_mlp(args, matrix(gate_up, args), matrix(down, args), {pointer<void>(out), out_stride}, threads);
+      },
+      release_gil());
+}
+
 // ---- ggml family --------------------------------------------------------------------------------
 
 void dequantize_ggml(int threads, int kind, uintptr_t blocks, int64_t row_stride, uintptr_t out, int64_t out_stride,
@@ -408,6 +477,9 @@ PYBIND11_MODULE(_C_cpu, m) {
 
   // attention
   bind_attention(m);
+
+  // decoder
+  bind_decoder(m);
 
   // ggml
   bind_ggml(m);

@@ -20,5 +20,8 @@ from .verify_tree import verify_tree
 # attention family
 from .attention import attend_int8, rope_write_kv_int8
 
+# decoder family
+from ..composition import gated_mlp, rms_norm_linear, rope_attend
+
 # ggml family
 from .ggml import dequantize_ggml
