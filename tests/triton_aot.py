@@ -23,7 +23,10 @@ TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "g
 
 
 class Form(NamedTuple):
-    """A kernel and, by argument name, the type of each argument, or its value where it is a constant or None."""
+    """A kernel and, by argument name, the type of each argument, or its value where it is a constant or None.
+
+    Pointers are multiples of 16, as torch's are; integers of type "i32:16", too. A constant may be a function of the target.
+    """
 
     name: str
     kernel: object
@@ -83,6 +86,32 @@ def forms():
         form("verify_tree points", verify_tree_kernel, 512, **points),
         form("sample", sample_kernel, 512, logits="*bf16"),
         form("sample unfiltered", sample_kernel, 512, logits="*bf16", **NO_FILTERS),
+        *linear_forms(),
+    ]
+
+
+def linear_forms():
+    """Groups of 64 and one scale per row; float rows quantised in the prologue and rows of codes."""
+    from specdec_kernels.triton_kernels.linear import int8_dots, linear_kernel, quantize_kernel, sum_kernel
+
+    types = {
+        "codes": "*u8", "w_scale": "*fp32", "x_scale": "*fp32", "bias": "*bf16", "out": "*bf16", "q": "*i8",
+        "scale": "*fp32", "parts": None, "part_scale": None, "S": 4, "K": 64, "LONG": False, "STAGES": 0, "INT8": int8_dots,
+        **dict.fromkeys(("x_stride", "out_stride", "n", "k", "group", "steps"), "i32:16"),
+    }  # fmt: skip
+    prologue = {**types, "x": "*bf16", "x_scale": None}
+    pair = {**types, "x": "*i8", "ROWS": 16}
+    split = {**types, "parts": "*i32", "part_scale": "*fp32", "LONG": True}
+    return [
+        form("linear 1 row", linear_kernel, 128, **prologue, ROWS=1),
+        form("linear 1 row rotated", linear_kernel, 128, **prologue | {"STAGES": 6}, ROWS=1),
+        form("linear 4 rows f32", linear_kernel, 128, **prologue | {"x": "*fp32", "out": "*fp32"}, ROWS=4),
+        form("linear 16 rows of codes", linear_kernel, 128, **pair),
+        form("linear 1 row split", linear_kernel, 128, **split | {"x": "*bf16", "x_scale": None}, ROWS=1),
+        form("linear 16 rows of codes split", linear_kernel, 128, **split | pair | {"LONG": True}),
+        form("linear sum of splits", sum_kernel, 128, **types | {"parts": "*i32", "C": 256}),
+        form("linear quantize", quantize_kernel, 128, **types | {"x": "*bf16", "S": 1, "K": 4096}),
+        form("linear rotate and quantize", quantize_kernel, 128, **types | {"x": "*bf16", "S": 16, "STAGES": 6}),
     ]
 
 
@@ -98,10 +127,12 @@ def compile_form(form, target):
         gpu = GPUTarget("hip", target, 32 if target.startswith("gfx1") else 64)
     else:
         gpu = GPUTarget("cuda", int(target.removeprefix("sm_")), 32)
-    constants = {name: kind for name, kind in form.arguments.items() if name.isupper() or kind is None}
-    signature = {name: "constexpr" if name in constants else kind for name, kind in form.arguments.items()}
-    pointers = (i for i, kind in enumerate(signature.values()) if kind.startswith("*"))
-    aligned = {(i,): [["tt.divisibility", 16]] for i in pointers}
+    arguments = {name: kind(gpu) if callable(kind) else kind for name, kind in form.arguments.items()}
+    constants = {name: kind for name, kind in arguments.items() if name.isupper() or kind is None}
+    signature = {name: "constexpr" if name in constants else kind for name, kind in arguments.items()}
+    places = (i for i, kind in enumerate(signature.values()) if kind.startswith("*") or kind.endswith(":16"))
+    aligned = {(i,): [["tt.divisibility", 16]] for i in places}
+    signature = {name: kind.removesuffix(":16") for name, kind in signature.items()}
     options = compiler_options(form.kernel, form.threads, gpu, form.arguments.get("RULE"))
     source = ASTSource(form.kernel, signature, constants, aligned)
     return triton.compile(source, target=gpu, options=options)

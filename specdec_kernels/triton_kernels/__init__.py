@@ -10,6 +10,7 @@ only those who ask for the backend by name. Triton itself is imported by the fir
     tree_state.py  what the nodes that it refuses leave of p
     plain.py    last launch of sample: one program per row draws
     row.py      what a row of logits stands for;  proposal.py what a draft was drawn from
+    linear.py   linear_int8
     draw.py     the race of a draw;  philox.py its random numbers;  launch.py the host's part
 """
 
@@ -58,3 +59,11 @@ def sample(logits, *args):
     from .plain import sample
 
     sample(logits, *args)
+
+
+# linear family
+def linear_int8(x, *args):
+    _check_device(x)
+    from .linear import linear_int8
+
+    linear_int8(x, *args)

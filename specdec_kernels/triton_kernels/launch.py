@@ -13,6 +13,7 @@ from .settle import TILE as LISTED
 from .settle import settle_kernel
 from .survey import TILE, survey_kernel
 
+LOADS_AHEAD = {"linear_kernel": 4}  # turns of a loop whose loads are under way, on NVIDIA's GPUs; elsewhere 2
 LARGEST = 1 << 15  # groups: beyond 2 million ids a row's numbers no longer fit a program's registers
 
 
@@ -103,8 +104,8 @@ def on_device(tensor):
 
 
 @functools.cache
-def _target():
-    return triton.runtime.driver.active.get_current_target()
+def target():
+    return triton.runtime.driver.active.get_currenttarget()
 
 
 def compiler_options(kernel, threads, target, rule=None):
@@ -115,9 +116,13 @@ def compiler_options(kernel, threads, target, rule=None):
     options = {"num_warps": threads // target.warp_size, "enable_fp_fusion": False}
     if kernel is settle_kernel and target.backend == "cuda" and 80 <= target.arch < 90 and threads == 512:
         options["maxnreg"] = 128  # left alone, ptxas spills there to make room for a second program
+    if kernel.__name__ == "linear_kernel" and target.backend == "cuda" and target.arch < 80:
+        options["maxnreg"] = 128  # as above
+    if target.backend == "cuda" and kernel.__name__ in LOADS_AHEAD:
+        options["num_stages"] = LOADS_AHEAD[kernel.__name__] + 1
     return options
 
 
 def launch(kernel, grid, threads, *args, **constants):
-    options = {} if interpreted() else compiler_options(kernel, threads, _target(), constants.get("RULE"))
+    options = {} if interpreted() else compiler_options(kernel, threads, target(), constants.get("RULE"))
     kernel[grid](*args, **constants, **options)
