@@ -25,7 +25,8 @@ TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "g
 class Form(NamedTuple):
     """A kernel and, by argument name, the type of each argument, or its value where it is a constant or None.
 
-    Pointers are multiples of 16, as torch's are; integers of type "i32:16", too. A constant may be a function of the target.
+    Pointers are multiples of 16, as torch's are; integers of type "i32:16", too. A constant may be a
+    function of the target.
     """
 
     name: str
@@ -96,7 +97,8 @@ def linear_forms():
 
     types = {
         "codes": "*u8", "w_scale": "*fp32", "x_scale": "*fp32", "bias": "*bf16", "out": "*bf16", "q": "*i8",
-        "scale": "*fp32", "parts": None, "part_scale": None, "S": 4, "K": 64, "LONG": False, "STAGES": 0, "INT8": int8_dots,
+        "scale": "*fp32", "parts": None, "part_scale": None,
+        "S": 4, "K": 64, "LONG": False, "STAGES": 0, "INT8": int8_dots,
         **dict.fromkeys(("x_stride", "out_stride", "n", "k", "group", "steps"), "i32:16"),
     }  # fmt: skip
     prologue = {**types, "x": "*bf16", "x_scale": None}

@@ -1,21 +1,22 @@
 """linear_int8: y = x w^T with int8 codes and exact int32 sums within a scale group (reference/linear.py is the form).
 
-A program computes one panel of 16 channels for up to ROWS rows and reads the panel's bytes front to back, 16 to a
-thread, with the next ones under way. A tile of them, [SLICES, T steps of 64 bytes], becomes SLICES operands [K = 4 T,
-16] of a batched int8 dot (mma .s8, MFMA i8) by a reshape: the layout's steps of 4 k are what a lane of the matrix unit
-holds. Rows beyond those of x are masked, so that 1 row takes the same way as 16: the unit is idle either way.
+A program computes one panel of 16 channels for up to ROWS rows. It reads the panel's bytes front to back, 16 to a
+thread, with the loads of the next turns under way. The words of a turn, [S slices, K / 4 steps of 16], lose the offset
+of 128 and become S operands [K, 16] of a batched int8 dot (mma .s8, MFMA or dot4 i8) by a reshape: four k of a channel
+are a word of the layout and a register of the matrix unit. Rows that are not there are masked; the unit is idle either
+way, so that 16 rows cost what 1 does.
 
-Groups of at most LONGEST values: a slice is a group, SLICES groups at a time; their products acc * (s_x * s_w) are
-added to y one after the other. Longer groups: the slices are parts of one group, int32 sums that may be added in any
-order. So the panel is the only unit of work that keeps the f32 order, and 16 channels are as few as make a matrix
-operand: N = 4096 gives 256 programs with 16 KiB in flight each. Where that is less than the device holds and there is
-one scale per row, K is split as well; a second kernel adds up the int32 partial sums. (A split with several groups
-would have to keep a product per group, 4 M / group bytes for each byte of the weights. It is not worth a second launch.)
+Groups of at most LONGEST values: a slice is a group, S groups at a time; their products acc * (s_x * s_w) are added to
+y one after the other. Longer groups: the slices are parts of one group, whose int32 sums may be added in any order. So
+16 channels are the unit of work that keeps the f32 order, and as few as make a matrix operand: N = 4096 gives 256
+programs with 16 KiB under way each. Where that is less than the device holds and there is one scale per row, K is split
+as well; a second kernel adds up the int32 partial sums. (A split with several groups would have to keep one product per
+group: 4 M / group bytes for each byte of the weights, and another launch.)
 
-A program reads M values of x for 16 bytes of weights. For few short rows it quantises them itself (the prologue); all
-others are quantised once, by a launch of their own, since every panel would divide M K values anew.
+A program reads M values of x for every 16 bytes of weights. Few short rows it quantises itself, in the prologue; all
+others are quantised by a launch before, or every panel would divide M K values anew.
 
-The order of the sums never depends on M or on the split: a row's bits are its own.
+Neither M nor the split changes the order of a sum: a row's bits are its own.
 """
 
 import functools
@@ -64,7 +65,7 @@ def codes_of(x, scale):
 
 @triton.jit
 def rotated(x, S: tl.constexpr, R: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr):
-    """x [S, R, K] times the Hadamard matrix of every 2^STAGES values / 2^STAGES; (a, b) -> (a + b, a - b), near first."""
+    """x [S, R, K], each 2^STAGES values times the Hadamard matrix / 2^STAGES: (a, b) -> (a + b, a - b), neighbours first."""
     for stage in tl.static_range(STAGES):
         pairs = tl.permute(tl.reshape(x, [S, R, K // (2 * 2**stage), 2, 2**stage]), (0, 1, 2, 4, 3))
         a, b = tl.split(pairs)
@@ -100,10 +101,10 @@ def quantize_kernel(x, stride, q, scale, k, group, groups, S: tl.constexpr, K: t
 
 @triton.jit
 def weights(panel, step, end, S: tl.constexpr, K: tl.constexpr):
-    """int8 [S, K, 16]: of each of S slices K/4 steps of the panel from ``step`` [S, 1] on, 0 beyond ``end`` [S, 1]."""
+    """int8 [S, K, 16]: K/4 steps of the panel per slice, from ``step`` [S, 1] on; anything beyond ``end`` [S, 1]."""
     word = tl.arange(0, 4 * K)[None, :]
     at = panel.to(tl.pointer_type(tl.int32)) + (step * 16).to(tl.int64) + word
-    w = tl.load(at, mask=word < (end - step) * 16, other=0) ^ -2139062144
+    w = tl.load(at, mask=word < (end - step) * 16, other=0) ^ -2139062144  # 0x80808080: from code + 128 to code
     low = tl.join(w.to(tl.int8), (w >> 16).to(tl.int8))
     high = tl.join((w >> 8).to(tl.int8), (w >> 24).to(tl.int8))
     codes = tl.join(low, high)
@@ -190,7 +191,7 @@ def linear_kernel(
             s_x = scale_of(largest)
             if part_scale is not None:
                 tl.store(part_scale + row, s_x, mask=in_rows & (panel + tl.program_id(2) == 0))
-        for g in range(0, groups):
+        for g in range(groups):
             acc = tl.zeros([S, ROWS, PANEL], tl.int32)
             for first in range(begin, end, S * K):
                 k = first + slot[:, None, None] * K + at
@@ -211,7 +212,7 @@ def linear_kernel(
                 to = parts + (tl.program_id(2).to(tl.int64) * rows + row[:, None]) * n + channel
                 tl.store(to, whole, mask=in_rows[:, None] & (channel < n))
     else:
-        for turn in range(0, turns):
+        for turn in range(turns):
             g = turn * S + slot
             here = (at < group) & (g < groups)[:, None, None] & in_rows[None, :, None]
             v = tl.load(x + g[:, None, None] * group + at, mask=here, other=0)
@@ -239,7 +240,7 @@ def sum_kernel(parts, splits, x_scale, scale_stride, w_scale, bias, out, out_str
     row = tl.program_id(0)
     channel = tl.program_id(1) * C + tl.arange(0, C)
     acc = tl.zeros([C], tl.int32)
-    for part in range(0, splits):
+    for part in range(splits):
         acc += tl.load(parts + (part * rows + row).to(tl.int64) * n + channel, mask=channel < n, other=0)
     s_w = tl.load(w_scale + channel, mask=channel < n, other=0.0)
     y = acc.to(tl.float32) * (tl.load(x_scale + row.to(tl.int64) * scale_stride) * s_w)
