@@ -4,7 +4,7 @@ import torch
 
 import specdec_kernels as sk
 from specloop.models.config import LlamaConfig
-from specloop.models.llama import Layer, Llama, group_size
+from specloop.models.llama import Layer, Llama, int8_form
 
 CONFIG = LlamaConfig(
     layers=3, hidden=96, intermediate=160, heads=6, kv_heads=2, head_dim=16, vocab=203, context=512, rope_theta=1e4,
@@ -42,7 +42,11 @@ def build(dtype="int8", *, kv=None, tied=True, context=256, config=CONFIG, seed=
     embedding, layers, norm = weights(config, seed)
     head = embedding if tied else weights(config, seed + 1)[0]
     if dtype == "int8":
-        pack = lambda w: sk.pack_int8(w, group_size=group_size(w.shape[1]))
+
+        def pack(w):
+            group, rotated = int8_form(w.shape[1])
+            return sk.pack_int8(w, group_size=group, rotate=rotated)
+
         packed = pack(embedding)
         head = packed if tied else pack(head)
         embedding = packed

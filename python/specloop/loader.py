@@ -9,7 +9,7 @@ from .formats.gguf import GGUF
 from .formats.locate import find_model
 from .models.cache import DTYPES as CACHES
 from .models.config import LlamaConfig
-from .models.llama import Layer, Llama, group_size
+from .models.llama import Layer, Llama, int8_form
 from .text.tokenizer import Tokenizer
 
 BLOCK_BYTES = 4 << 20  # float32 bytes of rows that are read, repacked and dropped at a time
@@ -96,7 +96,8 @@ class _Reader:
             self._expect(name, (rows, width))
         total = sum(rows for _, rows in parts)
         if self.dtype == "int8":
-            weight = sk.Int8Weight.empty(total, width, group_size(width))
+            group, rotated = int8_form(width)
+            weight = sk.Int8Weight.empty(total, width, group, rotated=rotated)
             write = weight.write_rows
         else:
             weight = torch.empty(total, width)

@@ -42,38 +42,28 @@ class Rows:
         self.slots = buffers.slots[:n]
         self.hidden = buffers.hidden[:n]
         self.qkv = buffers.qkv[:n]
-        self.q = self.qkv[:, :attention].unflatten(1, (c.heads, c.head_dim))
-        self.q_batch = self.q[None]
-        self.k = self.qkv[:, attention : attention + kv].unflatten(1, (c.kv_heads, c.head_dim))
-        self.v = self.qkv[:, attention + kv :].unflatten(1, (c.kv_heads, c.head_dim))
+        self.q, self.k, self.v = (
+            part.unflatten(1, (-1, c.head_dim)) for part in self.qkv.split([attention, kv, kv], 1)
+        )
         self.attended = buffers.attended[:n]
-        self.attended_heads = self.attended.view(1, n, c.heads, c.head_dim)
+        self.attended_heads = self.attended.unflatten(1, (-1, c.head_dim))
+        self.mixed = buffers.mixed[:n]
         self.delta = buffers.delta[:n]
-        self.gate_up = buffers.gate_up[:n]
-        self.normed = tuple(t[:n] for t in buffers.normed)
-        self.activated = tuple(t[:n] for t in buffers.activated)
 
 
 class Buffers:
-    """Every activation of a pass, allocated once. ``normed`` and ``activated`` are (codes, scales) or (values,)."""
+    """What the calls of a pass hand to each other, allocated once."""
 
-    def __init__(self, config, rows, groups):
+    def __init__(self, config, rows, device):
         c = config
-        self.rotary = torch.empty(rows, c.head_dim)
-        self.slots = torch.empty(rows, dtype=torch.int64)
-        self.hidden = torch.empty(rows, c.hidden)
-        self.qkv = torch.empty(rows, (c.heads + 2 * c.kv_heads) * c.head_dim)
-        self.attended = torch.empty(rows, c.heads * c.head_dim)
-        self.delta = torch.empty(rows, c.hidden)
-        self.gate_up = torch.empty(rows, 2 * c.intermediate)
-        self.normed = self._operand(rows, c.hidden, groups)
-        self.activated = self._operand(rows, c.intermediate, groups)
-
-    @staticmethod
-    def _operand(rows, width, groups):
-        if groups is None:
-            return (torch.empty(rows, width),)
-        return torch.empty(rows, width, dtype=torch.int8), torch.empty(rows, width // groups(width))
+        empty = lambda width, dtype=torch.float32: torch.empty(rows, width, dtype=dtype, device=device)
+        self.rotary = empty(c.head_dim)
+        self.slots = torch.empty(rows, dtype=torch.int64, device=device)
+        self.hidden = empty(c.hidden)  # the residual stream
+        self.qkv = empty((c.heads + 2 * c.kv_heads) * c.head_dim)
+        self.attended = empty(c.heads * c.head_dim)
+        self.mixed = empty(c.hidden)  # what the attention adds to the stream
+        self.delta = empty(c.hidden)  # what the feed-forward half adds to it
 
 
 def group_size(width):
@@ -83,6 +73,16 @@ def group_size(width):
     agree on 97 % of the argmaxes, of 192 and 256 on 94 %, and cost 4 % more bytes. ``width`` where nothing divides it.
     """
     return next((g for g in range(64, 0, -16) if width % g == 0), width)
+
+
+def int8_form(width):
+    """(group size, whether groups are rotated) of int8 rows of ``width`` weights."""
+    group = group_size(width)
+    return group, group & (group - 1) == 0  # a rotation needs a power of two
+
+
+def linear(x, weight, out):
+    return (sk.linear_int8 if isinstance(weight, sk.Int8Weight) else sk.linear_f32)(x, weight, out=out)
 
 
 class Llama:
@@ -97,9 +97,8 @@ class Llama:
         self.kv = kv
         self.vocab_size = config.vocab
         self.eos_ids = frozenset(eos_ids)
-        self.int8 = isinstance(head, sk.Int8Weight)
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
-        self._buffers = Buffers(config, CHUNK, group_size if self.int8 else None)
+        self._buffers = Buffers(config, CHUNK, norm.device)
         self._rows = {}
         self._logits = torch.empty(REPEATED, config.vocab)
         frequency = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
@@ -156,51 +155,29 @@ class Llama:
         cache.length += n
 
     def _steps(self, r, cache, logits):
-        delta = None
+        """Four calls per layer and one for the head."""
+        eps, add = self.config.rms_eps, {"residual": r.hidden, "residual_out": r.hidden}
+        x, before = r.hidden, {}  # the first layer has nothing to add
         for layer, kv in zip(self.layers, cache.layers, strict=True):
-            x = self._normalise(r.hidden, delta, layer.attention_norm, r.normed)
-            self._project(x, layer.qkv, r.qkv)
-            sk.rope_write_kv_int8(r.k, r.v, r.cos, r.sin, *kv, r.slots, q=r.q)
-            sk.attend_int8(r.q_batch, *kv, cache.page_table, cache.lengths, out=r.attended_heads)
-            delta = self._project(r.attended, layer.attention_out, r.delta)
-            x = self._normalise(r.hidden, delta, layer.mlp_norm, r.normed)
-            self._project(x, layer.gate_up, r.gate_up)
-            delta = self._project(self._activate(r.gate_up, r.activated), layer.down, r.delta)
+            sk.rms_norm_linear(x, layer.attention_norm, eps, layer.qkv, out=r.qkv, **before)
+            sk.rope_attend(
+                r.q, r.k, r.v, r.cos, r.sin, *kv, r.slots, cache.page_table, cache.lengths, out=r.attended_heads
+            )
+            linear(r.attended, layer.attention_out, out=r.mixed)
+            sk.gated_mlp(r.mixed, layer.mlp_norm, eps, layer.gate_up, layer.down, out=r.delta, **add)
+            x, before = r.delta, add
         if logits is not None:
-            n = len(r.hidden)
-            last = slice(n - len(logits), n)
-            normed = tuple(t[last] for t in r.normed)
-            self._project(self._normalise(r.hidden[last], delta[last], self.norm, normed), self.head, logits)
-
-    # The four steps that differ between int8 and float32 weights.
+            last = slice(len(r.hidden) - len(logits), None)
+            hidden = r.hidden[last]
+            sk.rms_norm_linear(
+                r.delta[last], self.norm, eps, self.head, residual=hidden, residual_out=hidden, out=logits
+            )
 
     def _embed(self, ids, out):
-        if self.int8:
+        if isinstance(self.embedding, sk.Int8Weight):
             self.embedding.rows(ids, out=out)
         else:
             torch.index_select(self.embedding, 0, ids, out=out)
-
-    def _normalise(self, hidden, delta, weight, out):
-        """hidden += delta, then the normed (and quantised) operand of the next product."""
-        eps = self.config.rms_eps
-        x, add = (hidden, {}) if delta is None else (delta, {"residual": hidden, "residual_out": hidden})
-        if self.int8:
-            sk.rms_norm_quantize_int8(x, weight, eps, group_size=group_size(hidden.shape[1]), out=out, **add)
-            return out
-        sk.rms_norm(x, weight, eps, out=out[0], **add)
-        return out[0]
-
-    def _project(self, x, weight, out):
-        if self.int8:
-            return sk.linear_int8(x, weight, out=out)
-        return sk.linear_f32(x, weight, out=out)
-
-    def _activate(self, gate_up, out):
-        if self.int8:
-            sk.silu_mul_quantize_int8(gate_up, group_size=group_size(gate_up.shape[1] // 2), out=out)
-            return out
-        sk.silu_mul(gate_up, out=out[0])
-        return out[0]
 
     @property
     def nbytes(self):
