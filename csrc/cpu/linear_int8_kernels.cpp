@@ -121,7 +121,7 @@ template <int... r>
 void dot_avx2(const Int8Tile& tile) {
   const Int8Tile t = tile;  // a copy of its own: stores to y can't make the compiler read the fields again
   const __m256i even = _mm256_set1_epi16(0x00ff);
-  const Fetch fetch(t.w, t.share, t.turn);
+  const Fetch fetch(t.w, sizeof...(r) == 1 ? Pace::kMemory : Pace::kArithmetic, t.share, t.turn);
   const __m256i* line = reinterpret_cast<const __m256i*>(t.w);
   const int64_t steps = t.steps;
   for (int64_t g = 0, bytes = 0; g < t.groups; ++g) {
@@ -169,24 +169,18 @@ inline __m512i start16(const Int8Tile& t, int r, int64_t g) {
   return t.first ? _mm512_set1_epi32(t.offset[r * t.offset_stride + g]) : _mm512_loadu_si512(t.acc + r * kLanes);
 }
 
-inline void finish16(const Int8Tile& t, int r, int64_t g, __m512i sum) {
-  const int at = r * kLanes;
-  if (!t.last) {
-    _mm512_storeu_si512(t.acc + at, sum);
-    return;
-  }
+inline __m512 scaled16(const Int8Tile& t, int r, int64_t g, __m512i sum, __m512 sw) {
   const __m512 exact = _mm512_maskz_cvtepi32_ps(0xffff, sum);
-  const __m512 sx = _mm512_set1_ps(t.sx[r * t.sx_stride + g * t.sx_group]);
-  const __m512 scale = _mm512_mul_ps(sx, _mm512_loadu_ps(t.sw + g * kLanes));
-  _mm512_storeu_ps(t.y + at, _mm512_add_ps(_mm512_loadu_ps(t.y + at), _mm512_mul_ps(exact, scale)));
+  return _mm512_mul_ps(exact, _mm512_mul_ps(_mm512_set1_ps(t.sx[r * t.sx_stride + g * t.sx_group]), sw));
 }
 
 template <int... r>
 void dot_avx512(const Int8Tile& tile) {
   const Int8Tile t = tile;  // as in dot_avx2
-  const Fetch fetch(t.w, t.share, t.turn);
+  const Fetch fetch(t.w, sizeof...(r) <= 3 ? Pace::kMemory : Pace::kArithmetic, t.share, t.turn);
   const uint8_t* w = t.w;
   const int64_t steps = t.steps;
+  __m512 y[] = {_mm512_loadu_ps(t.y + r * kLanes)...};
   for (int64_t g = 0, bytes = 0; g < t.groups; ++g) {
     __m512i sum[] = {start16(t, r, g)...};
     const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride + g * t.x_group)...};
@@ -195,8 +189,14 @@ void dot_avx512(const Int8Tile& tile) {
       const __m512i line = _mm512_load_si512(w);
       ((sum[r] = _mm512_dpbusd_epi32(sum[r], line, _mm512_set1_epi32(row[r][s]))), ...);
     }
-    (finish16(t, r, g, sum[r]), ...);
+    if (!t.last) {
+      (_mm512_storeu_si512(t.acc + r * kLanes, sum[r]), ...);
+      return;  // a part of one group
+    }
+    const __m512 sw = _mm512_loadu_ps(t.sw + g * kLanes);
+    ((y[r] = _mm512_add_ps(y[r], scaled16(t, r, g, sum[r], sw))), ...);
   }
+  (_mm512_storeu_ps(t.y + r * kLanes, y[r]), ...);
 }
 
 SK_TARGET_END

@@ -27,7 +27,7 @@ SK_TARGET_AVX2_BEGIN
 uint64_t read_avx2(const char* p, int64_t n) {
   __m256i a[4];
   for (int j = 0; j < 4; ++j) a[j] = _mm256_setzero_si256();
-  const Fetch fetch(p, 1, 0);
+  const Fetch fetch(p, Pace::kMemory);
   for (int64_t i = 0; i < n; i += kBlock) {
     for (int64_t line = 0; line < kBlock; line += 64) fetch.step(i + line);
     for (int64_t b = 0; b < kBlock; b += 128)
