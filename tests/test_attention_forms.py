@@ -17,7 +17,7 @@ def name(value):
 
 @pytest.mark.parametrize("cache", CACHES, ids=name)
 @pytest.mark.parametrize("x", FLOATS, ids=name)
-@pytest.mark.parametrize("backend", ["reference"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_is_plain_attention(backend, x, cache):
     """Against float64 over the values before they were rounded for the cache: off by what the two dtypes lose."""
     with sk.use_backend(backend):
@@ -30,7 +30,7 @@ def test_is_plain_attention(backend, x, cache):
 
 @pytest.mark.parametrize("dims", SIZES, ids=str)
 @pytest.mark.parametrize("cache", [torch.int8, torch.float32], ids=name)
-@pytest.mark.parametrize("backend", ["reference"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_head_sizes(backend, cache, dims):
     with sk.use_backend(backend):
         case = Filled(cache, dim=dims[0], values=dims[1], tokens=37)
@@ -42,7 +42,7 @@ def test_head_sizes(backend, cache, dims):
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
 @pytest.mark.parametrize("cache", CACHES, ids=name)
-@pytest.mark.parametrize("backend", ["reference"])
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
 def test_strides_of_the_cache_change_no_bit(backend, cache, layout):
     """Block-major, head-major, page-last, and rows inside a larger tensor, whose other values stay as they are."""
     with sk.use_backend(backend):

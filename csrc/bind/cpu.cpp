@@ -329,15 +329,34 @@ void check(const char* message) {
   if (message != nullptr) throw std::invalid_argument(message);
 }
 
-sk::RopeWrite rope_write(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, uintptr_t sin, int64_t q_row,
+sk::Cache cache(int type, uintptr_t k, int64_t k_page, int64_t k_token, int64_t k_head, uintptr_t v, int64_t v_page,
+                int64_t v_token, int64_t v_head, uintptr_t k_scale, int64_t ks_page, int64_t ks_token, int64_t ks_head,
+                uintptr_t v_scale, int64_t vs_page, int64_t vs_token, int64_t vs_head, int64_t pages, int64_t page_size,
+                int64_t heads, int64_t dim, int64_t value_dim) {
+  require(type >= 0 && type <= 3, "cache: type");
+  require(pages >= 0 && page_size > 0 && heads >= 0 && dim >= 0 && value_dim >= 0, "cache: sizes");
+  return {static_cast<sk::CacheType>(type),
+          {pointer<void>(k), k_page, k_token, k_head},
+          {pointer<void>(v), v_page, v_token, v_head},
+          {pointer<float>(k_scale), ks_page, ks_token, ks_head},
+          {pointer<float>(v_scale), vs_page, vs_token, vs_head},
+          pages,
+          page_size,
+          heads,
+          dim,
+          value_dim};
+}
+
+sk::RopeWrite rope_write(int dtype, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, uintptr_t sin, int64_t q_row,
                          int64_t k_row, int64_t v_row, int64_t table_row, int64_t tokens, int64_t q_heads,
-                         int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale,
-                         uintptr_t v_scale, uintptr_t slots, int64_t cache_slots) {
-  require(tokens >= 0 && kv_heads >= 0 && dim >= 0 && dim % 2 == 0, "rope_write_kv: sizes");
-  require((k_scale == 0) == (v_scale == 0), "rope_write_kv: both scales or none");
-  return {pointer<float>(q),
-          pointer<const float>(k),
-          pointer<const float>(v),
+                         uintptr_t slots, FieldsOf<cache> fields) {
+  require(dtype >= 0 && dtype <= 2 && tokens >= 0 && q_heads >= 0, "rope_write_kv: dtype or sizes");
+  const sk::Cache to = std::apply(cache, fields);
+  require(to.dim % 2 == 0, "rope_write_kv: head dimension");
+  return {static_cast<sk::Dtype>(dtype),
+          pointer<void>(q),
+          pointer<const void>(k),
+          pointer<const void>(v),
           pointer<const float>(cos),
           pointer<const float>(sin),
           q_row,
@@ -346,49 +365,37 @@ sk::RopeWrite rope_write(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, u
           table_row,
           tokens,
           q_heads,
-          kv_heads,
-          dim,
-          pointer<void>(k_cache),
-          pointer<void>(v_cache),
-          pointer<float>(k_scale),
-          pointer<float>(v_scale),
-          pointer<int64_t>(slots),
-          cache_slots};
+          pointer<const int64_t>(slots),
+          to};
 }
 
-sk::Attend attend(uintptr_t q, uintptr_t out, int64_t q_batch, int64_t q_row, int64_t batch, int64_t rows,
-                  int64_t heads, int64_t kv_heads, int64_t dim, uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale,
-                  uintptr_t v_scale, int64_t page_size, int64_t pages, int64_t table_width, uintptr_t page_table,
-                  uintptr_t lengths, uintptr_t mask, float scale) {
-  require(batch >= 0 && rows >= 0 && dim >= 0 && page_size > 0, "attend: sizes");
-  require(heads == 0 || (kv_heads > 0 && heads % kv_heads == 0), "attend: heads");
-  require((k_scale == 0) == (v_scale == 0), "attend: both scales or none");
-  return {pointer<const float>(q),
-          pointer<float>(out),
+sk::Attend attend(int dtype, uintptr_t q, uintptr_t out, int64_t q_batch, int64_t q_row, int64_t batch, int64_t rows,
+                  int64_t heads, int64_t table_width, uintptr_t page_table, uintptr_t lengths, uintptr_t mask,
+                  float scale, FieldsOf<cache> fields) {
+  require(dtype >= 0 && dtype <= 2 && batch >= 0 && rows >= 0 && table_width >= 0, "attend: dtype or sizes");
+  const sk::Cache from = std::apply(cache, fields);
+  require(from.heads > 0 && heads >= 0 && heads % from.heads == 0, "attend: heads");
+  return {static_cast<sk::Dtype>(dtype),
+          pointer<const void>(q),
+          pointer<void>(out),
           q_batch,
           q_row,
           batch,
           rows,
           heads,
-          kv_heads,
-          dim,
-          pointer<const void>(k_cache),
-          pointer<const void>(v_cache),
-          pointer<const float>(k_scale),
-          pointer<const float>(v_scale),
-          page_size,
-          pages,
           table_width,
           pointer<const int32_t>(page_table),
           pointer<const int32_t>(lengths),
           pointer<const uint8_t>(mask),
-          scale};
+          scale,
+          from};
 }
 
 void bind_attention(py::module_& m) {
   // Structures come as tuples of their fields, so that rope_attend takes both without naming them again.
   m.def(
-      "rope_write_kv", [](FieldsOf<rope_write> call) { check(sk::rope_write_kv(std::apply(rope_write, call))); },
+      "rope_write_kv",
+      [](FieldsOf<rope_write> call, int threads) { check(sk::rope_write_kv(std::apply(rope_write, call), threads)); },
       release_gil());
   m.def(
       "attend", [](FieldsOf<attend> call, int threads) { check(sk::attend(std::apply(attend, call), threads)); },

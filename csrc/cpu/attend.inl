@@ -1,31 +1,25 @@
-// The body of decode attention, included once per instruction set (attention.cpp).
+// The body of decode attention, included once per instruction set (attention.cpp) behind convert.inc. SK_TOGETHER is
+// the number of queries that share the registers.
 //
-// One task is one query head of one request with up to kRows query rows. Two passes over the keys in cache order:
-// scores and their maximum, then exp, sum and the weighted values. Every reduction runs over 16 fixed lanes and is
-// folded in a fixed tree, so a row's bits depend on its own query and keys alone: not on how many rows share the pass,
-// on threads, or on the instruction set (vectors of 16 in GCC's portable spelling, compiled without contraction).
+// One unit is one block of keys of one kv head, for all queries that share the reading. Keys, later values, are brought
+// into f32 in tiles of 16 that stay in the first-level cache: so no cache type costs more than its own bytes. Every sum
+// runs over 16 fixed lanes folded in a fixed tree, or over keys in ascending order, so a row's bits depend on its own
+// query and keys alone: not on how many queries share the pass, nor on the instruction set (vectors of 16 in GCC's
+// portable spelling, compiled without contraction). Keys that a row may not see are left out, not weighted by zero:
+// there may be a NaN in them.
 
 typedef float f32x16 __attribute__((vector_size(64)));
+typedef int i32x16 __attribute__((vector_size(64)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
 #define SK_INLINE __attribute__((always_inline)) inline
 
 SK_INLINE void load(const float* p, f32x16& v) { memcpy(&v, p, sizeof v); }
-SK_INLINE void load(const int8_t* p, f32x16& v) {
-  i8x16 codes;
-  memcpy(&codes, p, sizeof codes);
-  v = __builtin_convertvector(codes, f32x16);
-}
-template <class T>
-SK_INLINE void load_tail(const T* p, int64_t n, f32x16& v) {
-  v = f32x16{};
-  for (int64_t i = 0; i < n; ++i) v[i] = static_cast<float>(p[i]);
-}
+SK_INLINE void save(float* p, const f32x16& v) { memcpy(p, &v, sizeof v); }
 
 #ifdef __clang__
 #define SK_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-typedef int i32x16 __attribute__((vector_size(64)));
 #define SK_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, i32x16{__VA_ARGS__})
 #endif
 
@@ -51,125 +45,271 @@ SK_INLINE void fold16(f32x16* t, f32x16& sums) {
   sums = SK_FOLD1(t[0], t[1]);
 }
 
-// Dot products of one query with kLanes keys.
+inline void widen(const int8_t* x, int64_t n, float* y) {
+  int64_t i = 0;
+  for (; i + kLanes <= n; i += kLanes) {
+    i8x16 codes;
+    memcpy(&codes, x + i, sizeof codes);
+    save(y + i, __builtin_convertvector(__builtin_convertvector(codes, i32x16), f32x16));
+  }
+  for (; i < n; ++i) y[i] = x[i];
+}
+
+// `count` rows (at most 16) of n values as f32 rows of `width`, the rest zeros.
 template <class T>
-SK_INLINE void dots(const float* q, const T* const* keys, int64_t dim, f32x16& sums) {
-  f32x16 partial[kLanes];
+SK_INLINE void load_tile(const char* const* rows, int64_t count, int64_t n, int64_t width, float* tile) {
+  for (int64_t r = 0; r < count; ++r) {
+    widen(reinterpret_cast<const T*>(rows[r]), n, tile + r * width);
+    for (int64_t i = n; i < width; ++i) tile[r * width + i] = 0.0f;
+  }
+  if (count < kLanes) memset(tile + count * width, 0, static_cast<size_t>((kLanes - count) * width) * sizeof(float));
+}
+
+inline void load_tile(CacheType type, const char* const* rows, int64_t count, int64_t n, int64_t width, float* tile) {
+  switch (type) {
+    case CacheType::kF32: return load_tile<float>(rows, count, n, width, tile);
+    case CacheType::kF16: return load_tile<F16>(rows, count, n, width, tile);
+    case CacheType::kBF16: return load_tile<BF16>(rows, count, n, width, tile);
+    case CacheType::kInt8: return load_tile<int8_t>(rows, count, n, width, tile);
+  }
+}
+
+// Dot products of kN queries with the 16 keys of a tile. kVectors is width / 16 if that is known.
+template <int kN, int kVectors>
+SK_INLINE void dots(const float* q, const float* tile, int64_t width, f32x16* sums) {
+  const int64_t vectors = kVectors ? kVectors : width / kLanes, row = vectors * kLanes;
+  f32x16 partial[kN][kLanes];
   for (int l = 0; l < kLanes; ++l) {
-    f32x16 sum{}, x, y;
-    int64_t i = 0;
-    for (; i + kLanes <= dim; i += kLanes) {
-      load(q + i, x);
-      load(keys[l] + i, y);
-      sum += x * y;
+    f32x16 sum[kN], x, y;
+    load(tile + l * row, y);
+    for (int i = 0; i < kN; ++i) {
+      load(q + i * row, x);
+      sum[i] = x * y;
     }
-    if (i < dim) {
-      load_tail(q + i, dim - i, x);
-      load_tail(keys[l] + i, dim - i, y);
-      sum += x * y;
-    }
-    partial[l] = sum;
-  }
-  fold16(partial, sums);
-}
-
-// out[0 .. width) = sum over keys of p * value, kept in registers; width <= 4 * kLanes and whole vectors if kWhole.
-template <class T, bool kWhole>
-SK_INLINE void weigh(const float* p, const T* const* values, int64_t seen, int64_t width, float total, float* out) {
-  f32x16 sum[4] = {}, y;
-  for (int64_t j = 0; j < seen; ++j) {
-    const T* v = values[j];
-    for (int t = 0; t < 4; ++t) {
-      if (kWhole) {
-        load(v + t * kLanes, y);
-      } else {
-        if (t * kLanes >= width) break;
-        load_tail(v + t * kLanes, width - t * kLanes < kLanes ? width - t * kLanes : kLanes, y);
+    for (int64_t v = 1; v < vectors; ++v) {
+      load(tile + l * row + v * kLanes, y);
+      for (int i = 0; i < kN; ++i) {
+        load(q + i * row + v * kLanes, x);
+        sum[i] += x * y;
       }
-      sum[t] += p[j] * y;
     }
+    for (int i = 0; i < kN; ++i) partial[i][l] = sum[i];
   }
-  for (int64_t d = 0; d < width; ++d) out[d] = sum[d / kLanes][d % kLanes] / total;
+  for (int i = 0; i < kN; ++i) fold16(partial[i], sums[i]);
 }
 
-// scratch: kRows rows of `stride` floats for scores, then 2 * stride pointers for the keys' and values' addresses.
-template <class T>
-void attend_task(const Attend& c, int64_t b, int64_t head, int64_t row0, int64_t rows, float* scratch, int64_t stride) {
-  const int64_t kv = head / (c.heads / c.kv_heads), dim = c.dim, token = c.kv_heads * dim;
-  const int64_t keys = c.lengths[b], own = keys - c.rows;  // own: keys older than the rows of this call
-  const int64_t last = c.mask == nullptr ? own + row0 + rows : keys;
-  const int32_t* table = c.page_table + b * c.table_width;
-  const T** k_at = reinterpret_cast<const T**>(scratch + kRows * stride);
-  const T** v_at = k_at + stride;
-  float* k_scale = reinterpret_cast<float*>(v_at + stride);
-  float* v_scale = k_scale + stride;
+template <int kN>
+SK_INLINE void score(const float* q, const float* tile, int64_t width, const f32x16& factor, float* scores) {
+  f32x16 sums[kN];
+  if (width == 4 * kLanes)
+    dots<kN, 4>(q, tile, width, sums);
+  else
+    dots<kN, 0>(q, tile, width, sums);
+  for (int i = 0; i < kN; ++i) save(scores + i * kBlock, sums[i] * factor);
+}
 
-  int64_t page = 0, offset = 0;
-  for (int64_t j = 0; j < last; ++j) {
-    const int64_t slot = int64_t{table[page]} * c.page_size + offset;
-    k_at[j] = static_cast<const T*>(c.k_cache) + slot * token + kv * dim;
-    v_at[j] = static_cast<const T*>(c.v_cache) + slot * token + kv * dim;
-    k_scale[j] = c.k_scale == nullptr ? c.scale : c.scale * c.k_scale[slot * c.kv_heads + kv];
-    v_scale[j] = c.v_scale == nullptr ? 1.0f : c.v_scale[slot * c.kv_heads + kv];
-    if (++offset == c.page_size) {
-      offset = 0;
-      ++page;
+// Adds the seen keys' weighted values to kN results of kVectors vectors.
+template <int kN, int kVectors>
+SK_INLINE void weigh(const float* weights, const float* tile, int64_t width, uint32_t seen, float* out,
+                     int64_t distance) {
+  f32x16 sum[kN][kVectors], y[kVectors];
+  for (int i = 0; i < kN; ++i)
+    for (int v = 0; v < kVectors; ++v) load(out + i * distance + v * kLanes, sum[i][v]);
+  for (int l = 0; l < kLanes; ++l) {
+    if ((seen >> l & 1) == 0) continue;
+    for (int v = 0; v < kVectors; ++v) load(tile + l * width + v * kLanes, y[v]);
+    for (int i = 0; i < kN; ++i)
+      for (int v = 0; v < kVectors; ++v) sum[i][v] += weights[i * kBlock + l] * y[v];
+  }
+  for (int i = 0; i < kN; ++i)
+    for (int v = 0; v < kVectors; ++v) save(out + i * distance + v * kLanes, sum[i][v]);
+}
+
+template <int kN>
+SK_INLINE void add_values(const float* weights, const float* tile, int64_t width, uint32_t seen, float* out,
+                          int64_t distance) {
+  int64_t d = 0;
+  for (; d + 4 * kLanes <= width; d += 4 * kLanes) weigh<kN, 4>(weights, tile + d, width, seen, out + d, distance);
+  for (; d < width; d += kLanes) weigh<kN, 1>(weights, tile + d, width, seen, out + d, distance);
+}
+
+// Which of the 16 keys from `first` on the row sees: key j is bit j - first.
+inline uint32_t seen_keys(const Attend& c, int64_t request, int64_t row, int64_t first) {
+  const int64_t keys = c.lengths[request], older = keys - c.rows;
+  const int64_t end = c.mask == nullptr ? older + row + 1 : keys;
+  if (end <= first) return 0;
+  uint32_t seen = end - first >= kLanes ? 0xffffu : (1u << (end - first)) - 1;
+  if (c.mask != nullptr && first + kLanes > older) {
+    const uint8_t* mask = c.mask + (request * c.rows + row) * c.rows;
+    for (int64_t j = first > older ? first : older; j < keys && j < first + kLanes; ++j)
+      if (mask[j - older] == 0) seen &= ~(1u << (j - first));
+  }
+  return seen;
+}
+
+// Turns a block's scores of one query into weights exp(score - largest) * v_scale; leaves the largest and the sum.
+inline void soften(float* scores, int64_t tiles, const float* v_scale, float* partial) {
+  float lane[kLanes];
+  memcpy(lane, scores, sizeof lane);
+  for (int64_t j = kLanes; j < tiles * kLanes; j += kLanes)
+    for (int l = 0; l < kLanes; ++l) lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
+  float largest = lane[0];
+  for (int l = 1; l < kLanes; ++l) largest = lane[l] > largest ? lane[l] : largest;
+  const float base = largest == -__builtin_inff() ? 0.0f : largest;  // a row that sees nothing here: all weights 0
+  f32x16 sum[kLanes] = {}, w, factor, total;
+  for (int64_t j = 0; j < tiles * kLanes; j += kLanes) {
+    for (int l = 0; l < kLanes; ++l) lane[l] = exp_f32(scores[j + l] - base);
+    load(lane, w);
+    sum[0] += w;
+    load(v_scale + j, factor);
+    save(scores + j, w * factor);
+  }
+  fold16(sum, total);
+  partial[0] = largest;
+  partial[1] = total[0];
+}
+
+inline void load_query(const Attend& c, int64_t at, int64_t width, float* out) {
+  const int64_t dim = c.cache.dim;
+  switch (c.dtype) {
+    case Dtype::kF32: widen(static_cast<const float*>(c.q) + at, dim, out); break;
+    case Dtype::kF16: widen(static_cast<const F16*>(c.q) + at, dim, out); break;
+    case Dtype::kBF16: widen(static_cast<const BF16*>(c.q) + at, dim, out); break;
+  }
+  for (int64_t i = dim; i < width; ++i) out[i] = 0.0f;
+}
+
+// Where a block's keys and values begin, and what their scores and weights are multiplied by.
+struct Keys {
+  const char *k[kBlock], *v[kBlock];
+  float k_scale[kBlock], v_scale[kBlock];
+};
+
+inline void find_keys(const Attend& c, int64_t request, int64_t kv, int64_t first, int64_t count, Keys& at) {
+  const Cache& cache = c.cache;
+  const int64_t size = size_of(cache.type);
+  const int32_t* table = c.page_table + request * c.table_width + first / cache.page_size;
+  int64_t token = first % cache.page_size;
+  for (int64_t j = 0; j < count; ++table, token = 0) {
+    const int64_t page = *table, run = count - j < cache.page_size - token ? count - j : cache.page_size - token;
+    const char* k = static_cast<const char*>(cache.k.data) +
+                    (page * cache.k.page + token * cache.k.token + kv * cache.k.head) * size;
+    const char* v = static_cast<const char*>(cache.v.data) +
+                    (page * cache.v.page + token * cache.v.token + kv * cache.v.head) * size;
+    for (int64_t i = 0; i < run; ++i) at.k[j + i] = k + i * cache.k.token * size;
+    for (int64_t i = 0; i < run; ++i) at.v[j + i] = v + i * cache.v.token * size;
+    if (cache.type == CacheType::kInt8) {
+      const Paged<float>&ks = cache.k_scale, &vs = cache.v_scale;
+      const float* k_scale = ks.data + page * ks.page + token * ks.token + kv * ks.head;
+      const float* v_scale = vs.data + page * vs.page + token * vs.token + kv * vs.head;
+      for (int64_t i = 0; i < run; ++i) at.k_scale[j + i] = c.scale * k_scale[i * ks.token];
+      for (int64_t i = 0; i < run; ++i) at.v_scale[j + i] = v_scale[i * vs.token];
+    } else {
+      for (int64_t i = 0; i < run; ++i) at.k_scale[j + i] = c.scale;
+      for (int64_t i = 0; i < run; ++i) at.v_scale[j + i] = 1.0f;
+    }
+    j += run;
+  }
+  for (int64_t j = count; j < (count + kLanes - 1) / kLanes * kLanes; ++j) at.k_scale[j] = at.v_scale[j] = 0.0f;
+}
+
+// partial: per query the largest score, the sum, and from kHead on the weighted values.
+void attend_block(const Attend& c, const Shape& s, const Queries& part, int64_t kv, int64_t block, float* partial,
+                  float* scratch) {
+  const int64_t unseen = c.mask == nullptr ? c.rows - 1 - (part.first + part.count - 1) / s.group : 0;
+  const int64_t first = block * kBlock, left = c.lengths[part.request] - unseen - first;
+  const int64_t count = left < kBlock ? left : kBlock;
+  const int64_t tiles = (count + kLanes - 1) / kLanes;
+  float* const queries = scratch;
+  float* const scores = queries + kQueries * s.width;
+  float* const tile = scores + kQueries * kBlock;
+  uint32_t seen[kBlock / kLanes][kQueries];
+  Keys at;
+  find_keys(c, part.request, kv, first, count, at);
+  for (int64_t i = 0; i < part.count; ++i) {
+    const int64_t row = (part.first + i) / s.group, head = kv * s.group + (part.first + i) % s.group;
+    load_query(c, part.request * c.q_batch + row * c.q_row + head * c.cache.dim, s.width, queries + i * s.width);
+    for (int64_t t = 0; t < tiles; ++t)
+      seen[t][i] =
+          i > 0 && (part.first + i) % s.group ? seen[t][i - 1] : seen_keys(c, part.request, row, first + t * kLanes);
+  }
+
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t j = t * kLanes, here = count - j < kLanes ? count - j : kLanes;
+    load_tile(c.cache.type, at.k + j, here, c.cache.dim, s.width, tile);
+    f32x16 factor;
+    load(at.k_scale + j, factor);
+    for (int64_t i = 0; i < part.count;) {
+      const float* q = queries + i * s.width;
+      float* to = scores + i * kBlock + j;
+      const int64_t more = part.count - i;
+      if (SK_TOGETHER >= 4 && more >= 4) {
+        score<SK_TOGETHER>(q, tile, s.width, factor, to);
+        i += 4;
+      } else if (SK_TOGETHER >= 4 && more == 3) {
+        score<SK_TOGETHER >= 3 ? 3 : 1>(q, tile, s.width, factor, to);
+        i += 3;
+      } else {
+        score<1>(q, tile, s.width, factor, to);
+        i += 1;
+      }
+    }
+    for (int64_t i = 0; i < part.count; ++i)
+      if (seen[t][i] != 0xffffu)
+        for (int l = 0; l < kLanes; ++l)
+          if ((seen[t][i] >> l & 1) == 0) scores[i * kBlock + j + l] = -__builtin_inff();
+  }
+
+  for (int64_t i = 0; i < part.count; ++i) {
+    soften(scores + i * kBlock, tiles, at.v_scale, partial + i * s.partial);
+    memset(partial + i * s.partial + kHead, 0, static_cast<size_t>(s.values) * sizeof(float));
+  }
+
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t j = t * kLanes, here = count - j < kLanes ? count - j : kLanes;
+    load_tile(c.cache.type, at.v + j, here, c.cache.value_dim, s.values, tile);
+    for (int64_t i = 0; i < part.count;) {
+      const float* w = scores + i * kBlock + j;
+      float* to = partial + i * s.partial + kHead;
+      const uint32_t* mine = seen[t] + i;
+      int64_t alike = 1;
+      while (alike < SK_TOGETHER && i + alike < part.count && mine[alike] == mine[0]) ++alike;
+      if (SK_TOGETHER >= 4 && alike == 4) {
+        add_values<SK_TOGETHER>(w, tile, s.values, mine[0], to, s.partial);
+        i += 4;
+      } else if (SK_TOGETHER >= 4 && alike == 3) {
+        add_values<SK_TOGETHER >= 3 ? 3 : 1>(w, tile, s.values, mine[0], to, s.partial);
+        i += 3;
+      } else {
+        add_values<1>(w, tile, s.values, mine[0], to, s.partial);
+        i += 1;
+      }
     }
   }
-  // The last block of kLanes keys is filled up with copies of its first; their scores are overwritten by -inf.
-  const int64_t padded = (last + kLanes - 1) / kLanes * kLanes;
-  for (int64_t j = last; j < padded; ++j) {
-    k_at[j] = k_at[last - 1];
-    k_scale[j] = 0.0f;
+}
+
+// Joins the blocks of one query in ascending order and writes its result. `partials` are those of all its queries:
+// per block, kv head and query. A block in which the query sees nothing has sum 0 and is left out.
+void join_blocks(const Attend& c, const Shape& s, const Queries& part, int64_t kv, int64_t query, const float* partials,
+                 float* sum) {
+  const int64_t row = (part.first + query) / s.group, head = kv * s.group + (part.first + query) % s.group;
+  const float* p = partials + (kv * part.count + query) * s.partial;
+  float largest = -__builtin_inff(), total = 0.0f;
+  for (int64_t d = 0; d < s.values; ++d) sum[d] = 0.0f;
+  for (int64_t block = 0; block < part.blocks; ++block, p += c.cache.heads * part.count * s.partial) {
+    if (p[1] == 0.0f) continue;
+    const float top = p[0] > largest ? p[0] : largest;
+    const float before = exp_f32(largest - top), now = exp_f32(p[0] - top);
+    for (int64_t d = 0; d < s.values; ++d) sum[d] = sum[d] * before + p[kHead + d] * now;
+    total = total * before + p[1] * now;
+    largest = top;
   }
-
-  for (int64_t j = 0; j < padded; j += kLanes) {
-    f32x16 factor, sums;
-    load(k_scale + j, factor);
-    for (int64_t r = 0; r < rows; ++r) {
-      dots(c.q + b * c.q_batch + (row0 + r) * c.q_row + head * dim, k_at + j, dim, sums);
-      sums *= factor;
-      memcpy(scratch + r * stride + j, &sums, sizeof sums);
-    }
-  }
-
-  for (int64_t r = 0; r < rows; ++r) {
-    const int64_t row = row0 + r, seen = c.mask == nullptr ? own + row + 1 : keys;
-    float* p = scratch + r * stride;
-    if (c.mask != nullptr)
-      for (int64_t i = 0; i < c.rows; ++i)
-        if (!c.mask[(b * c.rows + row) * c.rows + i]) p[own + i] = -__builtin_inff();
-    const int64_t end = (seen + kLanes - 1) / kLanes * kLanes;
-    for (int64_t j = seen; j < end; ++j) p[j] = -__builtin_inff();
-    float lane[kLanes];
-    memcpy(lane, p, sizeof lane);
-    for (int64_t j = kLanes; j < end; j += kLanes)
-      for (int l = 0; l < kLanes; ++l) lane[l] = p[j + l] > lane[l] ? p[j + l] : lane[l];
-    float maximum = lane[0];
-    for (int l = 1; l < kLanes; ++l) maximum = lane[l] > maximum ? lane[l] : maximum;
-
-    f32x16 sum[kLanes] = {}, w, factor, total;
-    for (int64_t j = 0; j < end; j += kLanes) {
-      for (int l = 0; l < kLanes; ++l) lane[l] = exp_f32(p[j + l] - maximum);
-      memcpy(&w, lane, sizeof w);
-      sum[0] += w;
-      load(v_scale + j, factor);
-      w *= factor;
-      memcpy(p + j, &w, sizeof w);
-    }
-    fold16(sum, total);
-    float* out = c.out + ((b * c.rows + row) * c.heads + head) * dim;
-    for (int64_t d = 0; d < dim; d += 4 * kLanes) {
-      if (d != 0)
-        for (int64_t j = 0; j < seen; ++j) v_at[j] += 4 * kLanes;
-      const int64_t width = dim - d < 4 * kLanes ? dim - d : 4 * kLanes;
-      if (width == 4 * kLanes)
-        weigh<T, true>(p, v_at, seen, width, total[0], out + d);
-      else
-        weigh<T, false>(p, v_at, seen, width, total[0], out + d);
-    }
-    if (dim > 4 * kLanes)
-      for (int64_t j = 0; j < seen; ++j) v_at[j] -= (dim - 1) / (4 * kLanes) * 4 * kLanes;
+  for (int64_t d = 0; d < s.values; ++d) sum[d] = sum[d] / total;
+  const int64_t n = c.cache.value_dim, at = ((part.request * c.rows + row) * c.heads + head) * n;
+  switch (c.dtype) {
+    case Dtype::kF32: return narrow(sum, n, static_cast<float*>(c.out) + at);
+    case Dtype::kF16: return narrow(sum, n, static_cast<F16*>(c.out) + at);
+    case Dtype::kBF16: return narrow(sum, n, static_cast<BF16*>(c.out) + at);
   }
 }
 

@@ -1,18 +1,21 @@
-// Attention of a few query rows over a cache (decoding and verification), one pass over the keys for all of them.
+// Attention of a few query rows over a paged cache (decoding and verification): every key is read once for all of them.
 //
-// softmax(q k^T * scale) v per head with grouped kv heads (Ainslie et al. 2023, GQA); keys and values live in pages
-// (Kwon et al. 2023, PagedAttention). The two-pass softmax keeps a row of scores per query: a decode row has few
-// thousand keys, so they stay in the second-level cache, and no running rescaling enters the result.
+// softmax(q k^T * scale) v with grouped kv heads (Ainslie et al. 2023, GQA), keys and values in pages (Kwon et al.
+// 2023, PagedAttention). The keys of a request are cut into blocks of kBlock at fixed positions. A block leaves, per
+// query, its largest score, its sum of exponentials and its weighted values (attend.inl); afterwards a query's blocks
+// are joined in ascending order by the rule of the online softmax (Milakov & Gimelshein 2018; over a split of the keys
+// as in Flash-Decoding). Threads share out blocks and heads, so one request keeps all of them busy, and since neither
+// the cut nor the order of joining depends on threads, batch or rows, a row's bits don't either.
 #include "cpu/attention.h"
 
-#include <atomic>
-#include <cmath>
 #include <cstring>
-#include <memory>
-#include <new>
+#include <vector>
 
 #include "cpu/exp.h"
+#include "cpu/float_mode.h"
 #include "cpu/isa.h"
+#include "cpu/quantize.h"
+#include "cpu/scratch.h"
 #include "cpu/threads.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors never cross a call
@@ -20,131 +23,155 @@
 namespace sk {
 namespace {
 
-constexpr int kLanes = 16;
-constexpr int64_t kRows = 8;
+constexpr int kLanes = 16;              // keys and values are taken in vectors of 16, keys in tiles of 16
+constexpr int64_t kBlock = 128;         // keys per block
+constexpr int64_t kQueries = 32;        // queries (rows times heads of a group) that share one reading of a block
+constexpr int64_t kHead = kLanes;       // floats before a partial result's values: largest score, sum
+constexpr int64_t kPartials = 1 << 19;  // floats of partial results at a time, where there is a choice
+
+inline int64_t padded(int64_t n) { return n == 0 ? kLanes : (n + kLanes - 1) / kLanes * kLanes; }
+
+// Queries of one request that share a reading: number i is row i / group, head i % group of each group of query heads.
+struct Queries {
+  int64_t request, first, count;  // numbers first .. first + count
+  int64_t blocks;                 // up to the last key that one of them sees
+  int64_t partials;               // where their partial results begin, in floats
+  int64_t unit;                   // number of their first unit; a unit is one block of one kv head
+};
+
+// What the kernels need to know beyond the call.
+struct Shape {
+  int64_t group;          // query heads per kv head
+  int64_t width, values;  // of a query and of a result, padded
+  int64_t partial;        // floats of a partial result
+};
 
 namespace scalar {
+#define SK_F16C 0
+#define SK_TOGETHER 1
+#include "cpu/convert.inc"
 #include "cpu/attend.inl"
-}
+#undef SK_TOGETHER
+#undef SK_F16C
+}  // namespace scalar
 #if SK_X86
-SK_TARGET_AVX2_BEGIN
+#define SK_F16C 1
 namespace avx2 {
+SK_TARGET_AVX2_BEGIN
+#define SK_TOGETHER 1
+#include "cpu/convert.inc"
 #include "cpu/attend.inl"
-}
+#undef SK_TOGETHER
 SK_TARGET_END
-SK_TARGET_AVX512_BEGIN
+}  // namespace avx2
 namespace avx512 {
+SK_TARGET_AVX512_BEGIN
+#define SK_TOGETHER 4
+#include "cpu/convert.inc"
 #include "cpu/attend.inl"
-}
+#undef SK_TOGETHER
 SK_TARGET_END
+}  // namespace avx512
+#undef SK_F16C
 #endif
 
-template <class T>
-auto pick_task() {
+struct Kernels {
+  decltype(&scalar::attend_block) block;
+  decltype(&scalar::join_blocks) join;
+};
+
+Kernels pick() {
 #if SK_X86
-  if (isa() == Isa::kAvx512) return &avx512::attend_task<T>;
-  if (isa() == Isa::kAvx2) return &avx2::attend_task<T>;
+  if (isa() == Isa::kAvx512) return {&avx512::attend_block, &avx512::join_blocks};
+  if (isa() == Isa::kAvx2) return {&avx2::attend_block, &avx2::join_blocks};
 #endif
-  return &scalar::attend_task<T>;
+  return {&scalar::attend_block, &scalar::join_blocks};
 }
 
-// Symmetric int8 with one scale per (token, head); the formula of quantize_int8.
-void quantize_head(const float* x, int64_t dim, int8_t* q, float* scale) {
-  float amax = 0.0f;
-  bool nan = false;
-  for (int64_t i = 0; i < dim; ++i) {
-    const float a = std::fabs(x[i]);
-    nan |= a != a;
-    amax = a > amax ? a : amax;
-  }
-  const float s = nan ? NAN : (amax < 127.0f * 1.17549435e-38f ? 0.0f : amax / 127.0f);
-  *scale = s;
-  const bool zero = !(s > 0.0f) || std::isinf(s);
-  for (int64_t i = 0; i < dim; ++i) {
-    const float v = zero ? 0.0f : std::nearbyint(x[i] / s);
-    q[i] = static_cast<int8_t>(v < -127.0f ? -127.0f : (v > 127.0f ? 127.0f : v));
-  }
-}
-
-// Rotates pairs (i, i + dim / 2): the "half split" layout of Hugging Face checkpoints (Su et al. 2021, RoFormer).
-void rotate(const float* x, const float* cos, const float* sin, int64_t dim, float* y) {
-  const int64_t half = dim / 2;
-  for (int64_t i = 0; i < half; ++i) {
-    const float a = x[i], b = x[i + half];
-    y[i] = a * cos[i] - b * sin[i];
-    y[i + half] = b * cos[i] + a * sin[i];
-  }
-}
-
-}  // namespace
-
-const char* rope_write_kv(const RopeWrite& c) {
-  for (int64_t t = 0; t < c.tokens; ++t)
-    if (c.slots[t] < -1 || c.slots[t] >= c.cache_slots) return "slots: expected -1 or an index inside the cache";
-  constexpr int64_t kMaxDim = 1024;
-  if (c.dim > kMaxDim) return "k: expected a head dimension of at most 1024";
-  float turned[kMaxDim];
-  for (int64_t t = 0; t < c.tokens; ++t) {
-    const float *cos = c.cos + t * c.table_row, *sin = c.sin + t * c.table_row;
-    if (c.q != nullptr)
-      for (int64_t h = 0; h < c.q_heads; ++h) {
-        float* q = c.q + t * c.q_row + h * c.dim;
-        rotate(q, cos, sin, c.dim, q);
-      }
-    if (c.slots[t] < 0) continue;
-    for (int64_t h = 0; h < c.kv_heads; ++h) {
-      const int64_t head = c.slots[t] * c.kv_heads + h;
-      const float *k = c.k + t * c.k_row + h * c.dim, *v = c.v + t * c.v_row + h * c.dim;
-      rotate(k, cos, sin, c.dim, turned);
-      if (c.k_scale != nullptr) {
-        quantize_head(turned, c.dim, static_cast<int8_t*>(c.k_cache) + head * c.dim, c.k_scale + head);
-        quantize_head(v, c.dim, static_cast<int8_t*>(c.v_cache) + head * c.dim, c.v_scale + head);
-      } else {
-        memcpy(static_cast<float*>(c.k_cache) + head * c.dim, turned, c.dim * sizeof(float));
-        memcpy(static_cast<float*>(c.v_cache) + head * c.dim, v, c.dim * sizeof(float));
-      }
-    }
+const char* find_fault(const Attend& c) {
+  const int64_t page_size = c.cache.page_size;
+  for (int64_t b = 0; b < c.batch; ++b) {
+    if (c.lengths[b] < c.rows || c.lengths[b] > c.table_width * page_size)
+      return "lengths: expected at least the number of query rows and at most the pages of the request";
+    for (int64_t p = 0; p * page_size < c.lengths[b]; ++p)
+      if (c.page_table[b * c.table_width + p] < 0 || c.page_table[b * c.table_width + p] >= c.cache.pages)
+        return "page_table: expected page numbers inside the cache";
   }
   return nullptr;
 }
 
-const char* attend(const Attend& c, int threads) {
-  int64_t longest = 0;
-  for (int64_t b = 0; b < c.batch; ++b) {
-    if (c.lengths[b] < c.rows || c.lengths[b] > c.table_width * c.page_size)
-      return "lengths: expected at least the number of query rows and at most the pages of the request";
-    for (int64_t p = 0; p * c.page_size < c.lengths[b]; ++p)
-      if (c.page_table[b * c.table_width + p] < 0 || c.page_table[b * c.table_width + p] >= c.pages)
-        return "page_table: expected page numbers inside the cache";
-    longest = c.lengths[b] > longest ? c.lengths[b] : longest;
-  }
-  if (c.batch == 0 || c.rows == 0 || c.heads == 0) return nullptr;
-  const auto task = c.k_scale == nullptr ? pick_task<float>() : pick_task<int8_t>();
-  const int64_t blocks = (c.rows + kRows - 1) / kRows, tasks = c.batch * c.heads * blocks;
-  // About 2 multiply-adds per key, row and dimension: under ~40k of them a thread is not worth waking.
-  const int64_t work = 2 * longest * (c.rows < kRows ? c.rows : kRows) * c.dim;
-  const int64_t grain = work >= 40000 ? 1 : 40000 / (work + 1) + 1;
-  const int64_t stride = (longest + kLanes) / kLanes * kLanes + kLanes;
-  std::atomic<bool> short_of_memory{false};
-  parallel_for(threads, tasks, grain, [&](int64_t begin, int64_t end) {
-    // One scratch per thread, kept between calls: a decode pass makes one call per layer.
-    thread_local std::unique_ptr<float[]> scratch;
-    thread_local int64_t room = 0;
-    const int64_t need = stride * (kRows + 2 * (sizeof(void*) / sizeof(float)) + 2);
-    if (room < need) {
-      scratch.reset(new (std::nothrow) float[need * 2]);  // room to grow: keys come one by one
-      room = scratch ? need * 2 : 0;
-      if (!scratch) {
-        short_of_memory = true;
-        return;
-      }
-    }
-    for (int64_t i = begin; i < end; ++i) {
-      const int64_t block = i % blocks, head = i / blocks % c.heads, b = i / blocks / c.heads, row0 = block * kRows;
-      task(c, b, head, row0, c.rows - row0 < kRows ? c.rows - row0 : kRows, scratch.get(), stride);
+// Pieces of at least ~10 us, and a few per thread so that they can balance. `cost` is a unit's in nanoseconds.
+int64_t grain(int64_t units, int64_t cost, int threads) {
+  int64_t pieces = units * cost / 10000;
+  if (pieces > 4 * threads) pieces = 4 * threads;
+  return pieces <= 1 ? units : (units + pieces - 1) / pieces;
+}
+
+void run(const Attend& c, const Shape& shape, const std::vector<Queries>& parts, Scratch& memory, int threads) {
+  const Kernels kernels = pick();
+  const Queries& last = parts.back();
+  const int64_t kv_heads = c.cache.heads, units = last.unit + last.blocks * kv_heads;
+  const int64_t floats = last.partials + last.blocks * kv_heads * last.count * shape.partial;
+  float* const partials = reinterpret_cast<float*>(memory.get(static_cast<size_t>(floats) * sizeof(float)));
+  // A multiply-add takes about 1/16 ns; bringing a tile of keys into f32 about as long as one query.
+  const int64_t cost = kBlock * (last.count + 1) * (shape.width + shape.values) / 16;
+  parallel_for(threads, units, grain(units, cost, threads), [&](int64_t begin, int64_t end) {
+    thread_local Scratch scratch;
+    const IeeeMode ieee;
+    const size_t size = kQueries * (shape.width + kBlock) + kLanes * (shape.width + shape.values) + 6 * kBlock;
+    float* const own = reinterpret_cast<float*>(scratch.get(size * sizeof(float)));
+    size_t p = 0;
+    for (int64_t unit = begin; unit < end; ++unit) {
+      while (p + 1 < parts.size() && parts[p + 1].unit <= unit) ++p;
+      const int64_t number = unit - parts[p].unit;  // all heads of a block come one after another: they share pages
+      kernels.block(c, shape, parts[p], number % kv_heads, number / kv_heads,
+                    partials + parts[p].partials + number * parts[p].count * shape.partial, own);
     }
   });
-  return short_of_memory ? "attend: out of memory for the scores" : nullptr;
+  int64_t queries = 0;
+  for (const Queries& part : parts) queries += part.count * kv_heads;
+  const int64_t join_cost = last.blocks * (shape.values / 8 + 8);
+  parallel_for(threads, queries, grain(queries, join_cost, threads), [&](int64_t begin, int64_t end) {
+    thread_local Scratch scratch;
+    const IeeeMode ieee;
+    float* const sum = reinterpret_cast<float*>(scratch.get(static_cast<size_t>(shape.values) * sizeof(float)));
+    size_t p = 0;
+    int64_t before = 0;
+    for (int64_t i = begin; i < end; ++i) {
+      while (i - before >= parts[p].count * kv_heads) before += parts[p++].count * kv_heads;
+      const int64_t query = (i - before) % parts[p].count, kv = (i - before) / parts[p].count;
+      kernels.join(c, shape, parts[p], kv, query, partials + parts[p].partials, sum);
+    }
+  });
+}
+
+}  // namespace
+
+const char* attend(const Attend& c, int threads) {
+  if (const char* fault = find_fault(c)) return fault;
+  if (c.batch == 0 || c.rows == 0 || c.heads == 0 || c.cache.value_dim == 0) return nullptr;
+  const int64_t group = c.heads / c.cache.heads, values = padded(c.cache.value_dim);
+  const Shape shape{group, padded(c.cache.dim), values, kHead + values};
+  thread_local Scratch memory;
+  std::vector<Queries> parts;
+  int64_t units = 0, floats = 0;
+  for (int64_t b = 0; b < c.batch; ++b)
+    for (int64_t first = 0; first < c.rows * group; first += kQueries) {
+      const int64_t count = c.rows * group - first < kQueries ? c.rows * group - first : kQueries;
+      const int64_t last_row = (first + count - 1) / group;
+      const int64_t keys = c.mask == nullptr ? c.lengths[b] - c.rows + last_row + 1 : c.lengths[b];
+      const int64_t blocks = (keys + kBlock - 1) / kBlock, size = blocks * c.cache.heads * count * shape.partial;
+      if (floats + size > kPartials && !parts.empty()) {
+        run(c, shape, parts, memory, threads);
+        parts.clear();
+        units = floats = 0;
+      }
+      parts.push_back({b, first, count, blocks, floats, units});
+      units += blocks * c.cache.heads;
+      floats += size;
+    }
+  run(c, shape, parts, memory, threads);
+  return nullptr;
 }
 
 }  // namespace sk

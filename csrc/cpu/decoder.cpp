@@ -89,7 +89,7 @@ void gated_mlp(const RmsNormArgs& norm, const Matrix& gate_up, const Matrix& dow
 }
 
 const char* rope_attend(const RopeWrite& write, const Attend& attention, int threads) {
-  const char* message = rope_write_kv(write);
+  const char* message = rope_write_kv(write, threads);
   return message != nullptr ? message : attend(attention, threads);
 }
 

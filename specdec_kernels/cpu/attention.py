@@ -3,15 +3,17 @@
 import torch
 
 from .. import native
-from ..native import launch
-from ..registry import Unsupported
+from ..native import DTYPE_CODE, launch
 
 _rope_write_kv = native.cpu.rope_write_kv
 _attend = native.cpu.attend
 
+_CACHE_CODE = {**DTYPE_CODE, torch.int8: 3}
+_NO_SCALE = (0, 0, 0, 0)
+
 
 def rope_write_kv_int8(*args):
-    launch(_rope_write_kv, rope_write(*args))
+    launch(_rope_write_kv, rope_write(*args), native.threads())
 
 
 def attend_int8(*args):
@@ -20,9 +22,8 @@ def attend_int8(*args):
 
 def rope_write(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
     """sk::RopeWrite, field by field."""
-    tokens, heads, dim = k.shape
-    _served(k, k_cache, k_scale, v_cache, v_scale)
     return (
+        DTYPE_CODE[k.dtype],
         0 if q is None else q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -32,25 +33,18 @@ def rope_write(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
         k.stride(0),
         v.stride(0),
         cos.stride(0),
-        tokens,
+        k.shape[0],
         0 if q is None else q.shape[1],
-        heads,
-        dim,
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        0 if k_scale is None else k_scale.data_ptr(),
-        0 if v_scale is None else v_scale.data_ptr(),
         slots.data_ptr(),
-        k_cache.shape[0] * k_cache.shape[1],
+        cache(k_cache, k_scale, v_cache, v_scale),
     )
 
 
 def attend(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):
     """sk::Attend, field by field."""
-    batch, rows, heads, dim = q.shape
-    pages, page_size, kv_heads, _ = k_cache.shape
-    _served(q, k_cache, k_scale, v_cache, v_scale)
+    batch, rows, heads, _ = q.shape
     return (
+        DTYPE_CODE[q.dtype],
         q.data_ptr(),
         out.data_ptr(),
         q.stride(0),
@@ -58,27 +52,25 @@ def attend(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, sca
         batch,
         rows,
         heads,
-        kv_heads,
-        dim,
-        k_cache.data_ptr(),
-        v_cache.data_ptr(),
-        0 if k_scale is None else k_scale.data_ptr(),
-        0 if v_scale is None else v_scale.data_ptr(),
-        page_size,
-        pages,
         page_table.shape[1],
         page_table.data_ptr(),
         lengths.data_ptr(),
         0 if mask is None else mask.data_ptr(),
         scale,
+        cache(k_cache, k_scale, v_cache, v_scale),
     )
 
 
-def _served(x, k_cache, k_scale, v_cache, v_scale):
-    """For a moment: float32 rows, contiguous caches of one head size."""
-    if x.dtype is not torch.float32 or k_cache.dtype not in (torch.int8, torch.float32):
-        raise Unsupported("float32 only")
-    if k_cache.shape != v_cache.shape or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        raise Unsupported("contiguous caches of one head size only")
-    if k_scale is not None and not (k_scale.is_contiguous() and v_scale.is_contiguous()):
-        raise Unsupported("contiguous scales only")
+def cache(k_cache, k_scale, v_cache, v_scale):
+    """sk::Cache, field by field."""
+    return (
+        _CACHE_CODE[k_cache.dtype],
+        k_cache.data_ptr(),
+        *k_cache.stride()[:3],
+        v_cache.data_ptr(),
+        *v_cache.stride()[:3],
+        *(_NO_SCALE if k_scale is None else (k_scale.data_ptr(), *k_scale.stride())),
+        *(_NO_SCALE if v_scale is None else (v_scale.data_ptr(), *v_scale.stride())),
+        *k_cache.shape,
+        v_cache.shape[3],
+    )

@@ -1,0 +1,69 @@
+// Rotary embedding of new queries and keys, and the write of keys and values into a paged cache.
+//
+// Pairs (i, i + dim / 2), the "half split" layout of Hugging Face checkpoints (Su et al. 2021, RoFormer), in f32 and
+// rounded to the rows' type. An int8 cache gets quantize_int8's codes of that, one scale per (token, head). Threads
+// share out heads, never tokens: so of tokens with the same slot the last one stays.
+#include "cpu/attention.h"
+#include "cpu/float_mode.h"
+#include "cpu/isa.h"
+#include "cpu/quantize.h"
+#include "cpu/scratch.h"
+#include "cpu/threads.h"
+
+namespace sk {
+namespace {
+
+namespace scalar {
+#define SK_F16C 0
+#include "cpu/convert.inc"
+#include "cpu/rope_write.inl"
+#undef SK_F16C
+}  // namespace scalar
+#if SK_X86
+#define SK_F16C 1
+namespace avx2 {
+SK_TARGET_AVX2_BEGIN
+#include "cpu/convert.inc"
+#include "cpu/rope_write.inl"
+SK_TARGET_END
+}  // namespace avx2
+namespace avx512 {
+SK_TARGET_AVX512_BEGIN
+#include "cpu/convert.inc"
+#include "cpu/rope_write.inl"
+SK_TARGET_END
+}  // namespace avx512
+#undef SK_F16C
+#endif
+
+template <class T>
+auto pick_head() {
+#if SK_X86
+  if (isa() == Isa::kAvx512) return &avx512::write_head<T>;
+  if (isa() == Isa::kAvx2) return &avx2::write_head<T>;
+#endif
+  return &scalar::write_head<T>;
+}
+
+}  // namespace
+
+const char* rope_write_kv(const RopeWrite& c, int threads) {
+  for (int64_t t = 0; t < c.tokens; ++t)
+    if (c.slots[t] < -1 || c.slots[t] >= c.cache.pages * c.cache.page_size)
+      return "slots: expected -1 or an index inside the cache";
+  const auto write = c.dtype == Dtype::kF32   ? pick_head<float>()
+                     : c.dtype == Dtype::kF16 ? pick_head<F16>()
+                                              : pick_head<BF16>();
+  const QuantizeGroup<float> quantize = quantize_group<float>(isa());
+  const int64_t row = c.cache.dim > c.cache.value_dim ? c.cache.dim : c.cache.value_dim;
+  const int64_t q_heads = c.q == nullptr ? 0 : c.q_heads;
+  parallel_for(threads, q_heads + c.cache.heads, grain_for(c.tokens * row, 16384), [&](int64_t begin, int64_t end) {
+    thread_local Scratch scratch;
+    const IeeeMode ieee;
+    float* const rows = reinterpret_cast<float*>(scratch.get(static_cast<size_t>(2 * row + 1) * sizeof(float)));
+    for (int64_t head = begin; head < end; ++head) write(c, head - q_heads, quantize, rows, rows + row);
+  });
+  return nullptr;
+}
+
+}  // namespace sk
