@@ -21,13 +21,13 @@ from . import native
 
 class Recording:
     def __init__(self):
-        self.calls = []  # (compiled function, its arguments)
+        self.program = native.cpu and native.cpu.Program()  # the compiled calls
         self.kept = []  # the tensors behind the addresses
         self.reason = None  # why it can't be run again
 
     @property
     def complete(self):
-        return self.reason is None and bool(self.calls)
+        return self.reason is None and bool(self.program)
 
     def keep(self, operation, backend, args):
         """Called by the registry for each operation inside the block."""
@@ -38,8 +38,7 @@ class Recording:
     def run(self):
         if not self.complete:
             raise RuntimeError(f"recording: {self.reason or 'holds no calls'}")
-        for function, args in self.calls:
-            function(*args)
+        self.program.run()
 
 
 @contextlib.contextmanager

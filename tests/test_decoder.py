@@ -172,7 +172,7 @@ def test_recorded_calls_run_again():
         sk.rms_norm_linear(x, norm_weight, EPS, w, out=outs[0])
         sk.gated_mlp(x, norm_weight, EPS, w, down, out=outs[1])
         sk.rope_attend(*call, out=outs[2])
-    assert recording.complete and len(recording.calls) == 3
+    assert recording.complete and len(recording.program) == 3
     x.copy_(randn(3, 48, seed=9))
     call[0].copy_(randn(3, 6, 16, seed=9))
     again = copied(call)

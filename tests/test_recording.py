@@ -13,7 +13,7 @@ def test_runs_again_on_new_values():
     x, out = torch.randn(2, 64), torch.empty(2, 48)
     with sk.record() as recording:
         sk.linear_int8(x, weight, out=out)
-    assert recording.complete and len(recording.calls) == 1
+    assert recording.complete and len(recording.program) == 1
     first = out.clone()
     x.copy_(torch.randn(2, 64))
     recording.run()

@@ -16,6 +16,7 @@
 #include <variant>
 #include <vector>
 
+#include "bind/program.h"
 #include "cpu/attention.h"
 #include "cpu/decoder.h"
 #include "cpu/ggml.h"
@@ -50,7 +51,8 @@ struct pybind11::detail::type_caster<sk::PerRequest<T>> {
 };
 
 namespace py = pybind11;
-using release_gil = py::call_guard<py::gil_scoped_release>;
+using sk::bind::Kernels;
+using sk::bind::release_gil;
 
 namespace {
 
@@ -112,7 +114,7 @@ sk::RowOutput row_output(uintptr_t values, int64_t values_stride, uintptr_t q, i
           per_group<float>(scale, scale_row, scale_group)};
 }
 
-void bind_quantize(py::module_& m) {
+void bind_quantize(Kernels& m) {
   m.def(
       "quantize_int8",
       [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t group, int64_t x_stride, uintptr_t q,
@@ -189,7 +191,7 @@ sk::RowBlock row_block(int type, uintptr_t data, int64_t rows, int64_t stride, u
           pointer<float>(scale),          scale_stride,        scale_groups};
 }
 
-void bind_linear(py::module_& m) {
+void bind_linear(Kernels& m) {
   m.def(
       "read_bytes",
       [](uintptr_t data, int64_t n, int threads) { return sk::read_bytes(pointer<void>(data), n, threads); },
@@ -391,7 +393,7 @@ sk::Attend attend(int dtype, uintptr_t q, uintptr_t out, int64_t q_batch, int64_
           from};
 }
 
-void bind_attention(py::module_& m) {
+void bind_attention(Kernels& m) {
   // Structures come as tuples of their fields, so that rope_attend takes both without naming them again.
   m.def(
       "rope_write_kv",
@@ -429,7 +431,7 @@ sk::Matrix matrix(const MatrixFields& fields, const sk::RmsNormArgs& norm) {
   return std::apply(f32_matrix, std::get<1>(fields));
 }
 
-void bind_decoder(py::module_& m) {
+void bind_decoder(Kernels& m) {
   m.def(
       "rms_norm_linear",
       [](FieldsOf<norm> rows, MatrixFields weight, uintptr_t bias, int bias_type, uintptr_t out, int64_t out_stride,
@@ -465,29 +467,31 @@ void dequantize_ggml(int threads, int kind, uintptr_t blocks, int64_t row_stride
                       pointer<float>(out), out_stride, rows, blocks_per_row);
 }
 
-void bind_ggml(py::module_& m) { m.def("dequantize_ggml", &dequantize_ggml, release_gil()); }
+void bind_ggml(Kernels& m) { m.def("dequantize_ggml", &dequantize_ggml, release_gil()); }
 
 }  // namespace
 
 PYBIND11_MODULE(_C_cpu, m) {
   m.doc() = "CPU kernels of specdec_kernels (raw pointers; use the package, not this module)";
+  sk::bind::bind_program(m);
   bind_runtime(m);
+  Kernels kernels(m);
 
   // quantize
-  bind_quantize(m);
+  bind_quantize(kernels);
 
   // linear
-  bind_linear(m);
+  bind_linear(kernels);
 
   // verify
   bind_verify(m);
 
   // attention
-  bind_attention(m);
+  bind_attention(kernels);
 
   // decoder
-  bind_decoder(m);
+  bind_decoder(kernels);
 
   // ggml
-  bind_ggml(m);
+  bind_ggml(kernels);
 }
