@@ -8,11 +8,14 @@ import contextvars
 import importlib
 import importlib.util
 import os
+import platform
 import struct
 
 import torch
 
-ISA_NAMES = ("scalar", "avx2", "avx512")
+# What the CPU kernels know on this architecture (csrc/cpu/isa.h), each containing those before it.
+ON_ARM = platform.machine() in ("aarch64", "arm64")
+ISA_NAMES = ("scalar", "neon", "dotprod") if ON_ARM else ("scalar", "avx2", "avx512")
 
 # The dtype codes of csrc/include/sk/numerics.h.
 DTYPE_CODE = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}

@@ -2,6 +2,8 @@
 // torch.set_flush_denormal(True) change the mode of the calling thread only, so without this a row's result could
 // depend on the thread that it lands on.
 #pragma once
+#include <cstdint>
+
 #include "cpu/isa.h"
 
 namespace sk {
@@ -19,6 +21,17 @@ class IeeeMode {
  private:
   static constexpr unsigned kDefault = 0x1f80, kFlags = 0x3f;  // all exceptions masked; the sticky flags don't matter
   unsigned saved_;
+#elif SK_NEON
+  IeeeMode() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    if (saved_ != 0) asm volatile("msr fpcr, %0" : : "r"(uint64_t{0}));
+  }
+  ~IeeeMode() {
+    if (saved_ != 0) asm volatile("msr fpcr, %0" : : "r"(saved_));
+  }
+
+ private:
+  uint64_t saved_;
 #else
   IeeeMode() {}
 #endif

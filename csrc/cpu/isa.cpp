@@ -5,8 +5,20 @@
 #include <cstring>
 #include <initializer_list>
 
+#if SK_DOTPROD && defined(__linux__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 namespace sk {
 namespace {
+
+// What this architecture may have, every one after those that it contains.
+#if SK_NEON
+constexpr std::initializer_list<Isa> kRanks = {Isa::kScalar, Isa::kNeon, Isa::kDotprod};
+#else
+constexpr std::initializer_list<Isa> kRanks = {Isa::kScalar, Isa::kAvx2, Isa::kAvx512};
+#endif
 
 Isa detect() {
 #if SK_X86
@@ -17,6 +29,14 @@ Isa detect() {
                     __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                     __builtin_cpu_supports("avx512vnni");
   return wide ? Isa::kAvx512 : Isa::kAvx2;
+#elif SK_NEON
+#if defined(__ARM_FEATURE_DOTPROD)
+  return Isa::kDotprod;
+#elif SK_DOTPROD && defined(__linux__)
+  return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0 ? Isa::kDotprod : Isa::kNeon;
+#else
+  return Isa::kNeon;
+#endif
 #else
   return Isa::kScalar;
 #endif
@@ -26,7 +46,7 @@ Isa initial() {
   const Isa best = machine_isa();
   const char* wish = std::getenv("SPECDEC_CPU_ISA");
   if (wish == nullptr) return best;
-  for (Isa i : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+  for (Isa i : kRanks)
     if (std::strcmp(wish, isa_name(i)) == 0 && i <= best) return i;
   return best;  // native.py has already refused names that don't exist or can't run here
 }
@@ -47,6 +67,8 @@ Isa isa() { return current().load(std::memory_order_relaxed); }
 
 const char* isa_name(Isa which) {
   switch (which) {
+    case Isa::kDotprod: return "dotprod";
+    case Isa::kNeon: return "neon";
     case Isa::kAvx512: return "avx512";
     case Isa::kAvx2: return "avx2";
     default: return "scalar";
@@ -54,7 +76,7 @@ const char* isa_name(Isa which) {
 }
 
 bool set_isa(const char* name) {
-  for (Isa i : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512})
+  for (Isa i : kRanks)
     if (std::strcmp(name, isa_name(i)) == 0 && i <= machine_isa()) {
       current().store(i);
       return true;

@@ -219,6 +219,12 @@ const Int8Kernels& int8_kernels(Isa which) {
   if (which == Isa::kAvx512) return kAvx512;
   if (which == Isa::kAvx2) return kAvx2;
 #endif
+#if SK_DOTPROD
+  if (which == Isa::kDotprod) return int8_dotprod();
+#endif
+#if SK_NEON
+  if (which == Isa::kNeon) return int8_neon();
+#endif
   (void)which;
   return kScalar;
 }

@@ -31,11 +31,19 @@ struct Int8Kernels {
   // Activations are prepared as 4 words of this many bytes per step of k: int8 in order, or (AVX2) int16 in the order
   // k0 k2 k1 k3, which is how a line's even and odd bytes meet them.
   int word_bytes;
-  // One group of codes to words, zeros up to the end of the last step; returns -128 * (sum of the codes) modulo 2^32.
+  // One group of codes to words, zeros up to the end of the last step. Returns what corrects the sums for the 128 in
+  // the weights' bytes: -128 * (sum of the codes) modulo 2^32, or 0 if the kernel takes the 128 off itself.
   int32_t (*prepare)(const int8_t* q, int64_t group, char* words);
   void (*dot[kMaxTileRows])(const Int8Tile& tile);  // dot[r - 1] takes r rows
 };
 
 const Int8Kernels& int8_kernels(Isa which);
+
+#if SK_NEON
+const Int8Kernels& int8_neon();  // linear_int8_neon.cpp
+#if SK_DOTPROD
+const Int8Kernels& int8_dotprod();
+#endif
+#endif
 
 }  // namespace sk
