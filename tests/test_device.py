@@ -27,9 +27,6 @@ def place(request):
 
 
 def need(place, operation):
-    """Triton has the verify family only; everything else has everything."""
-    if place.name == "triton" and operation.endswith("quantize_int8"):
-        pytest.skip("triton: has the verify family only; cuda, hip and the emulator run this")
     assert operation in place.operations
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from gpu_compilers import Kernel  # noqa: E402
+from triton_row_forms import row_forms  # noqa: E402
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100")
 
@@ -88,6 +89,7 @@ def forms():
         form("sample", sample_kernel, 512, logits="*bf16"),
         form("sample unfiltered", sample_kernel, 512, logits="*bf16", **NO_FILTERS),
         *linear_forms(),
+        *row_forms(form),
     ]
 
 

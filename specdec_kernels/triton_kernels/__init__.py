@@ -1,4 +1,4 @@
-"""The triton backend: verification and sampling as Triton kernels, for CUDA and ROCm tensors.
+"""The triton backend: the operations as Triton kernels, for CUDA and ROCm tensors.
 
 With TRITON_INTERPRET=1 in the environment the kernels run on CPU tensors instead, slowly, for tests; they then serve
 only those who ask for the backend by name. Triton itself is imported by the first call.
@@ -10,8 +10,11 @@ only those who ask for the backend by name. Triton itself is imported by the fir
     tree_state.py  what the nodes that it refuses leave of p
     plain.py    last launch of sample: one program per row draws
     row.py      what a row of logits stands for;  proposal.py what a draft was drawn from
-    linear.py   linear_int8
     draw.py     the race of a draw;  philox.py its random numbers;  launch.py the host's part
+    linear.py   linear_int8
+
+    codes.py    the int8 formula and number formats;  tiles.py how rows are cut into units with one scale
+    quantize.py, norms.py, gates.py, activations.py  the int8 operations on rows
 """
 
 import importlib.util
@@ -67,3 +70,76 @@ def linear_int8(x, *args):
     from .linear import linear_int8
 
     linear_int8(x, *args)
+
+
+# ---- the quantise family ---------------------------------------------------------------------------------------------
+
+
+def quantize_int8(x, *args):
+    _check_device(x)
+    from .quantize import quantize_int8
+
+    quantize_int8(x, *args)
+
+
+def dequantize_int8(q, *args):
+    _check_device(q)
+    from .quantize import dequantize_int8
+
+    dequantize_int8(q, *args)
+
+
+def silu_mul(gate_up, *args):
+    _check_device(gate_up)
+    from .gates import silu_mul
+
+    silu_mul(gate_up, *args)
+
+
+def silu_mul_quantize_int8(gate_up, *args):
+    _check_device(gate_up)
+    from .gates import silu_mul_quantize_int8
+
+    silu_mul_quantize_int8(gate_up, *args)
+
+
+def gelu_mul(gate_up, *args):
+    _check_device(gate_up)
+    from .gates import gelu_mul
+
+    gelu_mul(gate_up, *args)
+
+
+def gelu_mul_quantize_int8(gate_up, *args):
+    _check_device(gate_up)
+    from .gates import gelu_mul_quantize_int8
+
+    gelu_mul_quantize_int8(gate_up, *args)
+
+
+def rms_norm(x, *args):
+    _check_device(x)
+    from .norms import rms_norm
+
+    rms_norm(x, *args)
+
+
+def rms_norm_quantize_int8(x, *args):
+    _check_device(x)
+    from .norms import rms_norm_quantize_int8
+
+    rms_norm_quantize_int8(x, *args)
+
+
+def layer_norm(x, *args):
+    _check_device(x)
+    from .norms import layer_norm
+
+    layer_norm(x, *args)
+
+
+def layer_norm_quantize_int8(x, *args):
+    _check_device(x)
+    from .norms import layer_norm_quantize_int8
+
+    layer_norm_quantize_int8(x, *args)

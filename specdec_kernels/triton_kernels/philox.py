@@ -6,12 +6,13 @@ import triton.language as tl
 COIN = tl.constexpr(1 << 24)  # streams, at their place in the counter
 LAST = tl.constexpr(2 << 24)
 PLAIN = tl.constexpr(3 << 24)
+ROUND = tl.constexpr(4 << 24)
 PICK = tl.constexpr(1 << 31)
 
 
 @triton.jit
-def word(seed, position, purpose, group):
-    """Word 0 at counter (position, purpose = stream << 24 | index, group); key and position are int64."""
+def words(seed, position, purpose, group):
+    """The four words at counter (position, purpose = stream << 24 | index, group); key and position are int64."""
     k0 = seed.to(tl.uint32)
     k1 = (seed >> 32).to(tl.uint32)
     c0 = position.to(tl.uint32)
@@ -29,7 +30,14 @@ def word(seed, position, purpose, group):
         c3 = low0
         k0 = k0 + 0x9E3779B9
         k1 = k1 + 0xBB67AE85
-    return c0
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def word(seed, position, purpose, group):
+    """Word 0 of them."""
+    w, _, _, _ = words(seed, position, purpose, group)
+    return w
 
 
 @triton.jit

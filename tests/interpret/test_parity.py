@@ -221,5 +221,5 @@ def test_the_interpreter_serves_only_those_who_ask():
     with sk.use_backend("triton"):
         assert [name for name, _ in registry.candidates("sample", "cpu")] == ["triton"]
         assert sk.sample(row, temperature=0).tolist() == [0]
-        with pytest.raises(sk.BackendUnavailable, match="triton: has no quantize_int8"):
-            sk.quantize_int8(row)
+        with pytest.raises(sk.BackendUnavailable, match="triton: has no linear_f32"):
+            sk.linear_f32(row, row)
