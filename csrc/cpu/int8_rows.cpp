@@ -57,7 +57,9 @@ void Int8Rows::put_codes(int64_t r, const int8_t* q) const {
 }
 
 void Int8Rows::put_block(const RowBlock& x, int64_t row0, int64_t rows, int threads) {
-  parallel_for(threads, rows, 1 + (1 << 15) / shape.k, [&](int64_t begin, int64_t end) {
+  const int64_t parts = rows * shape.k / 6144;  // some 4 us each
+  const int64_t grain = parts < 2 ? rows : (rows + parts - 1) / parts;
+  parallel_for(threads, rows, grain, [&](int64_t begin, int64_t end) {
     const IeeeMode ieee;
     for (int64_t r = begin; r < end; ++r) {
       const int64_t at = (row0 + r) * x.stride;
