@@ -1,57 +1,16 @@
-// The body of decode attention, included once per instruction set (attention.cpp) behind convert.inc. SK_TOGETHER is
-// the number of queries that share the registers.
+// The body of decode attention, included once per instruction set (attention.cpp) behind convert.inc and
+// lanes.inc. SK_TOGETHER is the number of queries that share the registers.
 //
 // One unit is one block of keys of one kv head, for all queries that share the reading. Keys, later values, are brought
 // into f32 in tiles of 16 that stay in the first-level cache: so no cache type costs more than its own bytes. Every sum
 // runs over 16 fixed lanes folded in a fixed tree, or over keys in ascending order, so a row's bits depend on its own
-// query and keys alone: not on how many queries share the pass, nor on the instruction set (vectors of 16 in GCC's
-// portable spelling, compiled without contraction). Keys that a row may not see are left out, not weighted by zero:
+// query and keys alone: not on how many queries share the pass, nor on the instruction set (lanes.inc; multiply-adds
+// are fused everywhere, other sums nowhere). Keys that a row may not see are left out, not weighted by zero:
 // there may be a NaN in them.
-
-typedef float f32x16 __attribute__((vector_size(64)));
-typedef int i32x16 __attribute__((vector_size(64)));
-typedef int8_t i8x16 __attribute__((vector_size(16)));
-
-#define SK_INLINE __attribute__((always_inline)) inline
-
-SK_INLINE void load(const float* p, f32x16& v) { memcpy(&v, p, sizeof v); }
-SK_INLINE void save(float* p, const f32x16& v) { memcpy(p, &v, sizeof v); }
-
-#ifdef __clang__
-#define SK_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SK_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, i32x16{__VA_ARGS__})
-#endif
-
-// a holds the partial sums of keys in its groups, b those of as many later keys: halves every group of both.
-#define SK_FOLD8(a, b)                                                        \
-  (SK_SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) + \
-   SK_SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
-#define SK_FOLD4(a, b)                                                          \
-  (SK_SHUFFLE(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) + \
-   SK_SHUFFLE(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31))
-#define SK_FOLD2(a, b)                                                          \
-  (SK_SHUFFLE(a, b, 0, 1, 4, 5, 8, 9, 12, 13, 16, 17, 20, 21, 24, 25, 28, 29) + \
-   SK_SHUFFLE(a, b, 2, 3, 6, 7, 10, 11, 14, 15, 18, 19, 22, 23, 26, 27, 30, 31))
-#define SK_FOLD1(a, b)                                                           \
-  (SK_SHUFFLE(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30) + \
-   SK_SHUFFLE(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31))
-
-// The sums of 16 vectors, in order: a tree of 15 steps instead of 16 horizontal sums.
-SK_INLINE void fold16(f32x16* t, f32x16& sums) {
-  for (int i = 0; i < 8; ++i) t[i] = SK_FOLD8(t[2 * i], t[2 * i + 1]);
-  for (int i = 0; i < 4; ++i) t[i] = SK_FOLD4(t[2 * i], t[2 * i + 1]);
-  for (int i = 0; i < 2; ++i) t[i] = SK_FOLD2(t[2 * i], t[2 * i + 1]);
-  sums = SK_FOLD1(t[0], t[1]);
-}
 
 inline void widen(const int8_t* x, int64_t n, float* y) {
   int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes) {
-    i8x16 codes;
-    memcpy(&codes, x + i, sizeof codes);
-    save(y + i, __builtin_convertvector(__builtin_convertvector(codes, i32x16), f32x16));
-  }
+  for (; i + kLanes <= n; i += kLanes) save_lanes(y + i, load_lanes(x + i));
   for (; i < n; ++i) y[i] = x[i];
 }
 
@@ -76,53 +35,48 @@ inline void load_tile(CacheType type, const char* const* rows, int64_t count, in
 
 // Dot products of kN queries with the 16 keys of a tile. kVectors is width / 16 if that is known.
 template <int kN, int kVectors>
-SK_INLINE void dots(const float* q, const float* tile, int64_t width, f32x16* sums) {
+SK_INLINE void dots(const float* q, const float* tile, int64_t width, Lanes* sums) {
   const int64_t vectors = kVectors ? kVectors : width / kLanes, row = vectors * kLanes;
-  f32x16 partial[kN][kLanes];
+  Lanes partial[kN][kLanes];
   for (int l = 0; l < kLanes; ++l) {
-    f32x16 sum[kN], x, y;
-    load(tile + l * row, y);
-    for (int i = 0; i < kN; ++i) {
-      load(q + i * row, x);
-      sum[i] = x * y;
-    }
+    Lanes sum[kN], y = load_lanes(tile + l * row);
+    for (int i = 0; i < kN; ++i) sum[i] = multiply(load_lanes(q + i * row), y);
     for (int64_t v = 1; v < vectors; ++v) {
-      load(tile + l * row + v * kLanes, y);
-      for (int i = 0; i < kN; ++i) {
-        load(q + i * row + v * kLanes, x);
-        sum[i] += x * y;
-      }
+      y = load_lanes(tile + l * row + v * kLanes);
+      for (int i = 0; i < kN; ++i) sum[i] = multiply_add(load_lanes(q + i * row + v * kLanes), y, sum[i]);
     }
     for (int i = 0; i < kN; ++i) partial[i][l] = sum[i];
   }
-  for (int i = 0; i < kN; ++i) fold16(partial[i], sums[i]);
+  for (int i = 0; i < kN; ++i) sums[i] = fold16(partial[i]);
 }
 
 template <int kN>
-SK_INLINE void score(const float* q, const float* tile, int64_t width, const f32x16& factor, float* scores) {
-  f32x16 sums[kN];
+SK_INLINE void score(const float* q, const float* tile, int64_t width, const float* factor, float* scores) {
+  Lanes sums[kN];
   if (width == 4 * kLanes)
     dots<kN, 4>(q, tile, width, sums);
   else
     dots<kN, 0>(q, tile, width, sums);
-  for (int i = 0; i < kN; ++i) save(scores + i * kBlock, sums[i] * factor);
+  for (int i = 0; i < kN; ++i) save_lanes(scores + i * kBlock, multiply(sums[i], load_lanes(factor)));
 }
 
 // Adds the seen keys' weighted values to kN results of kVectors vectors.
 template <int kN, int kVectors>
 SK_INLINE void weigh(const float* weights, const float* tile, int64_t width, uint32_t seen, float* out,
                      int64_t distance) {
-  f32x16 sum[kN][kVectors], y[kVectors];
+  Lanes sum[kN][kVectors], y[kVectors];
   for (int i = 0; i < kN; ++i)
-    for (int v = 0; v < kVectors; ++v) load(out + i * distance + v * kLanes, sum[i][v]);
+    for (int v = 0; v < kVectors; ++v) sum[i][v] = load_lanes(out + i * distance + v * kLanes);
   for (int l = 0; l < kLanes; ++l) {
     if ((seen >> l & 1) == 0) continue;
-    for (int v = 0; v < kVectors; ++v) load(tile + l * width + v * kLanes, y[v]);
-    for (int i = 0; i < kN; ++i)
-      for (int v = 0; v < kVectors; ++v) sum[i][v] += weights[i * kBlock + l] * y[v];
+    for (int v = 0; v < kVectors; ++v) y[v] = load_lanes(tile + l * width + v * kLanes);
+    for (int i = 0; i < kN; ++i) {
+      const Lanes weight = lanes_of(weights[i * kBlock + l]);
+      for (int v = 0; v < kVectors; ++v) sum[i][v] = multiply_add(weight, y[v], sum[i][v]);
+    }
   }
   for (int i = 0; i < kN; ++i)
-    for (int v = 0; v < kVectors; ++v) save(out + i * distance + v * kLanes, sum[i][v]);
+    for (int v = 0; v < kVectors; ++v) save_lanes(out + i * distance + v * kLanes, sum[i][v]);
 }
 
 template <int kN>
@@ -156,17 +110,17 @@ inline void soften(float* scores, int64_t tiles, const float* v_scale, float* pa
   float largest = lane[0];
   for (int l = 1; l < kLanes; ++l) largest = lane[l] > largest ? lane[l] : largest;
   const float base = largest == -__builtin_inff() ? 0.0f : largest;  // a row that sees nothing here: all weights 0
-  f32x16 sum[kLanes] = {}, w, factor, total;
-  for (int64_t j = 0; j < tiles * kLanes; j += kLanes) {
-    for (int l = 0; l < kLanes; ++l) lane[l] = exp_f32(scores[j + l] - base);
-    load(lane, w);
-    sum[0] += w;
-    load(v_scale + j, factor);
-    save(scores + j, w * factor);
-  }
-  fold16(sum, total);
+  float sum[kLanes] = {};
+  for (int64_t j = 0; j < tiles * kLanes; j += kLanes)
+    for (int l = 0; l < kLanes; ++l) {
+      const float weight = exp_f32(scores[j + l] - base);
+      sum[l] += weight;
+      scores[j + l] = weight * v_scale[j + l];
+    }
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int l = 0; l < half; ++l) sum[l] += sum[l + half];
   partial[0] = largest;
-  partial[1] = total[0];
+  partial[1] = sum[0];
 }
 
 inline void load_query(const Attend& c, int64_t at, int64_t width, float* out) {
@@ -237,20 +191,18 @@ void attend_block(const Attend& c, const Shape& s, const Queries& part, int64_t 
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t j = t * kLanes, here = count - j < kLanes ? count - j : kLanes;
     load_tile(c.cache.type, at.k + j, here, c.cache.dim, s.width, tile);
-    f32x16 factor;
-    load(at.k_scale + j, factor);
     for (int64_t i = 0; i < part.count;) {
       const float* q = queries + i * s.width;
       float* to = scores + i * kBlock + j;
       const int64_t more = part.count - i;
       if (SK_TOGETHER >= 4 && more >= 4) {
-        score<SK_TOGETHER>(q, tile, s.width, factor, to);
+        score<SK_TOGETHER>(q, tile, s.width, at.k_scale + j, to);
         i += 4;
       } else if (SK_TOGETHER >= 4 && more == 3) {
-        score<SK_TOGETHER >= 3 ? 3 : 1>(q, tile, s.width, factor, to);
+        score<SK_TOGETHER >= 3 ? 3 : 1>(q, tile, s.width, at.k_scale + j, to);
         i += 3;
       } else {
-        score<1>(q, tile, s.width, factor, to);
+        score<1>(q, tile, s.width, at.k_scale + j, to);
         i += 1;
       }
     }
@@ -314,8 +266,3 @@ void join_blocks(const Attend& c, const Shape& s, const Queries& part, int64_t k
 }
 
 #undef SK_INLINE
-#undef SK_SHUFFLE
-#undef SK_FOLD8
-#undef SK_FOLD4
-#undef SK_FOLD2
-#undef SK_FOLD1

@@ -18,8 +18,6 @@
 #include "cpu/scratch.h"
 #include "cpu/threads.h"
 
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors never cross a call
-
 namespace sk {
 namespace {
 
@@ -48,9 +46,12 @@ struct Shape {
 
 namespace scalar {
 #define SK_F16C 0
+#define SK_LANES 0
 #define SK_TOGETHER 1
 #include "cpu/convert.inc"
+#include "cpu/lanes.inc"
 #include "cpu/attend.inl"
+#undef SK_LANES
 #undef SK_TOGETHER
 #undef SK_F16C
 }  // namespace scalar
@@ -58,17 +59,23 @@ namespace scalar {
 #define SK_F16C 1
 namespace avx2 {
 SK_TARGET_AVX2_BEGIN
+#define SK_LANES 256
 #define SK_TOGETHER 1
 #include "cpu/convert.inc"
+#include "cpu/lanes.inc"
 #include "cpu/attend.inl"
+#undef SK_LANES
 #undef SK_TOGETHER
 SK_TARGET_END
 }  // namespace avx2
 namespace avx512 {
 SK_TARGET_AVX512_BEGIN
+#define SK_LANES 512
 #define SK_TOGETHER 4
 #include "cpu/convert.inc"
+#include "cpu/lanes.inc"
 #include "cpu/attend.inl"
+#undef SK_LANES
 #undef SK_TOGETHER
 SK_TARGET_END
 }  // namespace avx512
