@@ -24,6 +24,7 @@ namespace {
 constexpr int kLanes = 16;              // keys and values are taken in vectors of 16, keys in tiles of 16
 constexpr int64_t kBlock = 128;         // keys per block
 constexpr int64_t kQueries = 32;        // queries (rows times heads of a group) that share one reading of a block
+constexpr int64_t kAhead = 2;           // tiles of keys that are on their way while one is worked on
 constexpr int64_t kHead = kLanes;       // floats before a partial result's values: largest score, sum
 constexpr int64_t kPartials = 1 << 19;  // floats of partial results at a time, where there is a choice
 
