@@ -4,6 +4,7 @@ Importing this package never fails because a compiled part is missing or broken;
 can be used here and why the rest can't.
 """
 
+from .capture import capture
 from .recording import Recording, record
 from .registry import BackendUnavailable, backends, forced_backend, use_backend
 

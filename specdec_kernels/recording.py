@@ -9,7 +9,8 @@ them again with the same addresses: the values in the buffers may change between
     if recording.complete:
         recording.run()              # executed again, on whatever the buffers hold now
 
-The recording holds references to every tensor that it uses. Values that the kernels check themselves (slots, lengths,
+The calls lie in C++ as plain numbers (csrc/bind/program.h), and running them is one call from Python. The recording
+holds references to every tensor that it uses. Values that the kernels check themselves (slots, lengths,
 page numbers, token ids) are checked in every run. Only operations that the cpu backend served can be recorded;
 otherwise ``complete`` is False and ``run`` refuses. Operations of torch in between are not recorded.
 """
@@ -23,6 +24,7 @@ class Recording:
     def __init__(self):
         self.program = native.cpu and native.cpu.Program()  # the compiled calls
         self.kept = []  # the tensors behind the addresses
+        self.backends = set()  # that served an operation
         self.reason = None  # why it can't be run again
 
     @property
@@ -32,6 +34,7 @@ class Recording:
     def keep(self, operation, backend, args):
         """Called by the registry for each operation inside the block."""
         self.kept.append(args)
+        self.backends.add(backend)
         if backend != "cpu":
             self.reason = f"{operation} ran on the {backend} backend"
 

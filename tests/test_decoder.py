@@ -126,7 +126,7 @@ def copied(arguments):
 
 
 @each_backend
-@pytest.mark.parametrize("cache_dtype", [torch.int8, torch.float32])
+@pytest.mark.parametrize("cache_dtype", [torch.int8, *DTYPES])
 def test_rope_attend_is_the_write_and_then_attention(backend, cache_dtype):
     with running(backend):
         for requests, rows in ((1, 1), (1, 5), (1, 9), (3, 2), (2, 3), (1, 0), (0, 0)):

@@ -261,7 +261,7 @@ def test_unknown_options_are_not_swallowed():
         {"threads": 100_000},
         {"memory_budget": "120MB"},
         {"kv": "bf16"},
-        {"device": "cuda"},
+        {"device": "tpu"},
         {"draft": "x"},
         {"k": -1},
     ],

@@ -25,6 +25,17 @@ def pair(request):
     yield pair
 
 
+def test_loading_makes_the_passes_of_the_first_round(pair):
+    costs = pair._costs
+    assert costs is not None and pair.costs is costs
+    (pages,) = pair.model._spare
+    assert {rows for rows, *_ in pages.passes} >= set(range(1, 10)) and all(pages.passes.values())
+    before = set(pages.passes)
+    pair.generate("Hi", max_new_tokens=4, draft="none")
+    (again,) = pair.model._spare
+    assert again is pages and {key for key in set(pages.passes) - before if key[1]} == set()
+
+
 def text_of(pair, prompt, **options):
     result = pair.generate(prompt, **options)
     return result.tokens, result.text, result.finish_reason

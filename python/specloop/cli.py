@@ -57,7 +57,7 @@ def generate(
     dtype: Dtype = "int8",
     kv: Kv = "int8",
     context: Context = 2048,
-    device: Annotated[str, typer.Option("--device", help="auto or cpu")] = "auto",
+    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
     threads: Threads = None,
     chat: Chat = None,
     stats: Annotated[bool, typer.Option("--stats", help="show statistics on stderr")] = False,
@@ -174,7 +174,7 @@ def describe(pair) -> dict:
         "load_s": pair.load_seconds,
         "row_costs_ms": [seconds * 1e3 for seconds in pair.costs],
         "peak_memory_bytes": peak_memory(),
-        "backend": backend_name(),
+        "backend": backend_name(model),
         "backends": backends(),
     }
 

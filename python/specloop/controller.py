@@ -133,6 +133,13 @@ class Auto:
         return f"drafting does not pay: {self.last_best:.2f}x expected at the measured acceptance and cost"
 
 
+def warm_up(model, *rows: int) -> None:
+    """Makes passes over so many rows: memory is touched, and what a model keeps to repeat a pass is made."""
+    for n in rows:
+        n = min(n, model.context)
+        model.forward([0] * n, model.new_cache(n), last=n)
+
+
 def measure_costs(model, rows: int = K_MAX + 1, budget: float = 0.2) -> list[float]:
     """Seconds of a pass over 1..``rows`` rows: the least of two sweeps or more, made monotone."""
     rows = min(rows, model.context)

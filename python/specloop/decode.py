@@ -133,16 +133,18 @@ def _ends(model, request, token) -> str | None:
 
 def _verify(logits, drafts, position, sampling):
     """One request's verdict as Python numbers: (emitted tokens, accepted drafts, flags)."""
+    vector = lambda values, dtype=torch.int64: torch.tensor(values, dtype=dtype, device=logits.device)
     verdict = verify(
         logits,
-        torch.tensor(drafts, dtype=torch.int64),
-        torch.tensor([0, len(drafts)], dtype=torch.int32),
+        vector(drafts),
+        vector([0, len(drafts)], torch.int32),
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         min_p=sampling.min_p,
-        seed=torch.tensor([sampling.seed], dtype=torch.int64),
-        position=torch.tensor([position], dtype=torch.int64),
+        seed=vector([sampling.seed]),
+        position=vector([position]),
+        max_drafts=len(drafts),
     )
     tokens, accepted, flags = verdict.tokens[0].tolist(), verdict.num_accepted.item(), verdict.flags.item()
     return [token for token in tokens if token >= 0], accepted, flags

@@ -4,7 +4,7 @@ import torch
 
 import specdec_kernels as sk
 
-from .errors import ModelError
+from .errors import ModelError, OptionError
 from .formats.gguf import GGUF
 from .formats.locate import find_model
 from .models.cache import DTYPES as CACHES
@@ -16,17 +16,18 @@ BLOCK_BYTES = 4 << 20  # float32 bytes of rows that are read, repacked and dropp
 DTYPES = ("int8", "f32")
 
 
-def load_model(name, *, dtype="int8", kv="int8", context=2048, progress=None):
+def load_model(name, *, dtype="int8", kv="int8", context=2048, device="cpu", progress=None):
     """Loads a GGUF of the llama architecture: returns (model, tokenizer, chat template or None).
 
     ``name``: "smollm2" or a path. ``dtype``: "int8" (group-wise codes) or "f32". ``kv``: what the cache holds, "int8",
-    "f16" or "f32". ``progress(fraction)`` is called with 0 .. 1. Raises ModelError (unknown model, architecture,
-    shapes), FormatError (malformed file).
+    "f16" or "f32". ``device``: "cpu", "cuda", or "auto" (a GPU if one can be used). ``progress(fraction)`` is called
+    with 0 .. 1. Raises ModelError (unknown model, architecture, shapes), FormatError (malformed file), OptionError.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     if kv not in CACHES:
         raise ModelError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
+    device = choose_device(device)
     path = find_model(name)
     with GGUF.open(path) as file:
         tokenizer = Tokenizer.from_gguf(file.metadata)
@@ -34,7 +35,22 @@ def load_model(name, *, dtype="int8", kv="int8", context=2048, progress=None):
         template = file.metadata.get("tokenizer.chat_template")
         file.metadata.clear()  # the vocabulary's strings: tens of MB that the weights can have
         model = _Reader(file, config, dtype, progress).model(context, kv, tokenizer.eos_ids, str(name))
-    return model, tokenizer, template
+    return model.to(device), tokenizer, template
+
+
+def choose_device(name):
+    """ "cpu" or "cuda" for what the user asked for. Raises OptionError where a GPU is asked for that can't be used."""
+    if name == "cpu":
+        return name
+    reason = f"this torch ({torch.__version__}) sees none"
+    if torch.cuda.is_available():
+        status = {backend: sk.backends()[backend] for backend in ("cuda", "hip", "triton")}
+        if any(state["usable"] for state in status.values()):
+            return "cuda"
+        reason = "; ".join(f"{backend}: {state['reason']}" for backend, state in status.items())
+    if name == "cuda":
+        raise OptionError(f"device: expected a GPU for 'cuda', but {reason}")
+    return "cpu"
 
 
 class _Reader:

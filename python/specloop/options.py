@@ -16,6 +16,7 @@ CACHES = ("int8", "f16", "f32")
 MOST_DRAFTS = 64
 MOST_THREADS = 256  # the system has an end, too, and OpenMP crashes where it is reached
 LARGEST_FLOAT = 3.4028234663852886e38  # in float32, to which the kernels round
+DEVICES = ("auto", "cpu", "cuda")
 _LATER = "this version does not have it yet"
 
 
@@ -106,8 +107,8 @@ def check_load(dtype, context, threads, memory_budget, kv, device) -> None:
         raise OptionError(f"memory_budget: expected None, got {memory_budget!r} ({_LATER})")
     if kv not in CACHES:
         raise OptionError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
-    if device not in ("auto", "cpu"):
-        raise OptionError(f"device: expected 'auto' or 'cpu', got {device!r} ({_LATER})")
+    if device not in DEVICES:
+        raise OptionError(f"device: expected one of {', '.join(DEVICES)}, got {device!r}")
 
 
 def resolve_aliases(options: dict) -> dict:

@@ -28,9 +28,9 @@ def load(
     """Starts to load a model in the background and returns at once.
 
     ``target``: "smollm2" or the path of a GGUF. ``draft``: "auto", "lookup", "none". ``k``: "auto" (by measured cost
-    and acceptance) or a number of drafts per round. ``kv``: what the cache holds, "int8", "f16" or "f32".
-    ``progress(fraction)`` is called from the loading thread. Raises OptionError here; what is wrong with the model
-    comes out of ``Pair.ready()`` or the first use.
+    and acceptance) or a number of drafts per round. ``kv``: what the cache holds, "int8", "f16" or "f32". ``device``:
+    "cpu", "cuda" (AMD's GPUs, too), or "auto". ``progress(fraction)`` is called from the loading thread. Raises
+    OptionError here; what is wrong with the model or the device comes out of ``Pair.ready()`` or the first use.
     """
     named = {name: value for name, value in (("draft", draft), ("k", k)) if value != "auto"}
     named = resolve_aliases(named | aliases)
@@ -42,19 +42,25 @@ def load(
     def parts():
         from .loader import load_model
 
-        return load_model(target, dtype=dtype, kv=kv, context=context, progress=progress)
+        if threads:
+            import torch
 
-    settings = {"model": str(target), "dtype": dtype, "context": context, "kv": kv, "threads": threads}
-    return Pair(parts, draft=draft, k=k, settings=settings)
+            torch.set_num_threads(threads)
+        return load_model(target, dtype=dtype, kv=kv, context=context, device=device, progress=progress)
+
+    settings = {"model": str(target), "dtype": dtype, "context": context, "kv": kv}
+    settings |= {"device": device, "threads": threads}
+    return Pair(parts, draft=draft, k=k, settings=settings, warm_up=True)
 
 
 class Pair:
     """A loaded (or loading) target with its draft. May be used from several threads; every request has its own cache.
 
-    ``parts``: returns (model, tokenizer, chat template or None); called once, in a thread of its own.
+    ``parts``: returns (model, tokenizer, chat template or None); called once, in a thread of its own. ``warm_up``: that
+    thread then makes the passes that rounds consist of, so that the first round takes no longer than others.
     """
 
-    def __init__(self, parts: Callable, *, draft="lookup", k="auto", settings=None):
+    def __init__(self, parts: Callable, *, draft="lookup", k="auto", settings=None, warm_up=False):
         self.draft, self.k = draft, k
         self.settings = settings or {}
         self.load_seconds: float | None = None
@@ -62,16 +68,27 @@ class Pair:
         self._costs: list[float] | None = None
         self._costs_lock = threading.Lock()
         self._parts = self._error = None
-        self._loading = threading.Thread(target=self._load, args=(parts,), name="specloop-load", daemon=True)
+        self._loading = threading.Thread(target=self._load, args=(parts, warm_up), name="specloop-load", daemon=True)
         self._loading.start()
 
-    def _load(self, parts):
+    def _load(self, parts, warm_up):
         start = time.perf_counter()
         try:
-            self._parts = parts()
+            loaded = parts()
+            if warm_up:
+                self._warm_up(loaded[0])
+            self._parts = loaded
         except BaseException as error:
             self._error = error
         self.load_seconds = time.perf_counter() - start
+
+    def _warm_up(self, model):
+        from .controller import measure_costs, warm_up
+
+        if self.draft != "none" and self.k == "auto":
+            self._costs = measure_costs(model)
+        else:
+            warm_up(model, 1, 1 if self.draft == "none" else self.k + 1)
 
     def ready(self, timeout: float | None = None) -> bool:
         """Waits until the model is loaded (at most ``timeout`` seconds): whether it is. Raises what loading raised."""
@@ -97,7 +114,7 @@ class Pair:
 
     @property
     def costs(self) -> list[float]:
-        """Seconds of a pass over 1..9 rows, measured once, on first use."""
+        """Seconds of a pass over 1..9 rows, measured once: by the warm-up if ``k`` is "auto", else on first use."""
         from .controller import measure_costs
 
         with self._costs_lock:

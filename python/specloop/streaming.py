@@ -86,7 +86,7 @@ class Stream:
         stats = self._request.stats
         stats.prompt_tokens, stats.timing.load_seconds = len(ids), pair.load_seconds
         stats.settings = pair.settings | options.as_dict()
-        stats.backend = backend_name()
+        stats.backend = backend_name(model)
         stats.memory.resident = getattr(model, "nbytes", None)
         draft, controller = _draft(pair, options), _controller(pair, options)
         cache = model.new_cache(max(limit - 1, 1))
@@ -148,12 +148,12 @@ def _controller(pair, options):
     return Auto(pair.costs) if options.k == "auto" else Fixed(options.k)
 
 
-def backend_name() -> str | None:
-    """Which backend does the work here, with its instruction set: "cpu/avx2", "reference"."""
+def backend_name(model) -> str | None:
+    """Which backend does the model's work, with its instruction set: "cpu/avx2", "cuda", "reference"."""
     from specdec_kernels import native, registry
 
     try:
-        name = registry.candidates("linear_int8", "cpu")[0][0]
+        name = registry.candidates("linear_int8", getattr(model, "device_type", "cpu"))[0][0]
     except registry.BackendUnavailable:
         return None
     return f"{name}/{native.cpu.isa()}" if name == "cpu" else name

@@ -12,7 +12,7 @@ import torch
 
 import specdec_kernels as sk
 
-from .cache import KVCache
+from .cache import KVCache, Pages
 from .config import LlamaConfig
 
 CHUNK = 128  # rows per pass while reading a prompt: enough to reuse each weight block, small enough to stay in cache
@@ -98,16 +98,45 @@ class Llama:
         self.vocab_size = config.vocab
         self.eos_ids = frozenset(eos_ids)
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
-        self._buffers = Buffers(config, CHUNK, norm.device)
+        self.device, self.device_type = norm.device, norm.device.type
+        self._buffers = Buffers(config, CHUNK, self.device)
         self._rows = {}
-        self._logits = torch.empty(REPEATED, config.vocab)
+        self._spare = []  # pages of a cache that is gone, with the passes captured on them
+        self._logits = torch.empty(REPEATED, config.vocab, device=self.device)
         frequency = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
         angle = torch.arange(self.context, dtype=torch.float64)[:, None] * frequency
-        self._rotary = torch.cat([angle.cos(), angle.sin()], 1).float()
-        self._slots = torch.arange(self.context, dtype=torch.int64)
+        self._rotary = torch.cat([angle.cos(), angle.sin()], 1).float().to(self.device)
+        self._slots = torch.arange(self.context, dtype=torch.int64, device=self.device)
+
+    def to(self, device):
+        """The same model on ``device``; itself if it is there already."""
+        if torch.empty(0, device=device).device == self.device:
+            return self
+        matrices = {id(m): m.to(device) for m in (self.embedding, self.head)}  # one, if they are tied
+        layers = [Layer(**{name: part.to(device) for name, part in vars(layer).items()}) for layer in self.layers]
+        return Llama(
+            self.config,
+            matrices[id(self.embedding)],
+            layers,
+            self.norm.to(device),
+            matrices[id(self.head)],
+            context=self.context,
+            kv=self.kv,
+            eos_ids=self.eos_ids,
+            name=self.name,
+        )
 
     def new_cache(self, capacity=None):
-        return KVCache(self.config, min(capacity or self.context, self.context), self.kv)
+        """A cache for ``capacity`` tokens; it takes over the pages of one that is gone, warm as they are."""
+        try:
+            pages = self._spare.pop()
+        except IndexError:
+            pages = Pages(self.config, self.context, self.kv, self.device)
+        return KVCache(pages, min(capacity or self.context, self.context), self._keep)
+
+    def _keep(self, pages):
+        if not self._spare:
+            self._spare.append(pages)
 
     def forward(self, tokens, cache, *, last):
         """Appends ``tokens`` to the cache and returns float32 logits [last, vocab] of the last ``last`` positions.
@@ -122,8 +151,8 @@ class Llama:
             raise ValueError(f"tokens: expected at most {cache.capacity - cache.length} (room in the cache), got {n}")
         if n and (min(tokens) < 0 or max(tokens) >= self.vocab_size):
             raise ValueError(f"tokens: expected ids in [0, {self.vocab_size}), got {min(tokens)} to {max(tokens)}")
-        ids = torch.tensor(tokens, dtype=torch.int64)
-        logits = self._logits[:last] if last <= REPEATED else torch.empty(last, self.vocab_size)
+        ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
+        logits = self._logits[:last] if last <= REPEATED else self._logits.new_empty(last, self.vocab_size)
         for start in range(0, n, CHUNK):
             chunk = ids[start : start + CHUNK]
             stop = start + len(chunk)
@@ -133,36 +162,31 @@ class Llama:
 
     def _pass(self, ids, cache, logits):
         """One pass over the weights for all of ``ids``; logits (or None) takes the last rows."""
-        n, start = len(ids), cache.length
+        n, start, pages = len(ids), cache.length, cache.pages
         r = self._rows.get(n) or Rows(self._buffers, self.config, n)
         r.rotary.copy_(self._rotary[start : start + n])
         r.slots.copy_(self._slots[start : start + n])
-        cache.lengths.fill_(start + n)
+        pages.lengths.fill_(start + n)
         self._embed(ids, r.hidden)
         if n > REPEATED:
-            self._steps(r, cache, logits)
+            self._steps(r, pages, logits)
         else:
             self._rows[n] = r
             key = n, 0 if logits is None else len(logits), torch.get_num_threads(), sk.forced_backend()
-            recording = cache.recordings.get(key)
-            if recording is not None:
-                recording.run()
+            again = pages.passes.get(key)
+            if again is not None:
+                again()
             else:
-                with sk.record() as recording:
-                    self._steps(r, cache, logits)
-                if recording.complete:
-                    cache.recordings[key] = recording
+                pages.passes[key] = sk.capture(lambda: self._steps(r, pages, logits), self.device)
         cache.length += n
 
-    def _steps(self, r, cache, logits):
+    def _steps(self, r, pages, logits):
         """Four calls per layer and one for the head."""
         eps, add = self.config.rms_eps, {"residual": r.hidden, "residual_out": r.hidden}
         x, before = r.hidden, {}  # the first layer has nothing to add
-        for layer, kv in zip(self.layers, cache.layers, strict=True):
+        for layer, kv in zip(self.layers, pages.layers, strict=True):
             sk.rms_norm_linear(x, layer.attention_norm, eps, layer.qkv, out=r.qkv, **before)
-            sk.rope_attend(
-                r.q, r.k, r.v, r.cos, r.sin, *kv, r.slots, cache.page_table, cache.lengths, out=r.attended_heads
-            )
+            sk.rope_attend(r.q, r.k, r.v, r.cos, r.sin, *kv, r.slots, pages.table, pages.lengths, out=r.attended_heads)
             linear(r.attended, layer.attention_out, out=r.mixed)
             sk.gated_mlp(r.mixed, layer.mlp_norm, eps, layer.gate_up, layer.down, out=r.delta, **add)
             x, before = r.delta, add
