@@ -18,7 +18,9 @@ INTERPRETED = verify_cases.BACKENDS == ["triton"]  # this process is for the Tri
 BACKENDS = ["triton"] if INTERPRETED else [*verify_cases.BACKENDS, EMULATED]
 OTHERS = [name for name in BACKENDS if name != "reference"]  # to be compared with it
 CPU = [name for name in BACKENDS if name.partition("-")[0] in ISAS]
-ONE_PER_KIND = ["triton"] if INTERPRETED else ["reference", *CPU[-1:], EMULATED]
+# Every kernel once, for inputs so small that one thread does all the work anyway.
+FEW_BACKENDS = [name for name in BACKENDS if name not in CPU[0::4] + CPU[3::4]] if CPU else BACKENDS
+FUSED_BACKENDS = [name for name in FEW_BACKENDS if name != EMULATED]
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 
@@ -48,3 +50,10 @@ def same(got, want):
     for a, b in zip(got, want, strict=True):
         assert a.dtype == b.dtype and a.shape == b.shape
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+def differ_rarely(got, want):
+    """Codes and scales of a fused operation on two backends: the last bits of exp and sums of squares may differ."""
+    gap = (got[0].int() - want[0].int()).abs()
+    assert gap.numel() == 0 or (gap.max() <= 1 and gap.double().mean() <= 1e-4)
+    torch.testing.assert_close(got[1], want[1], rtol=1e-2, atol=0)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-FAMILIES = ("ggml", "quantize", "fused_quantize", "linear", "attention", "verify", "sample")
+FAMILIES = ("ggml", "quantize", "linear", "attention", "verify", "sample")
 FILES = sorted(path.name for family in FAMILIES for path in TESTS.glob(f"test_{family}*.py"))
 
 

@@ -105,13 +105,15 @@ sk::PerGroup<T> per_group(uintptr_t data, int64_t row_stride, int64_t group_stri
 }
 
 sk::RowOutput row_output(uintptr_t values, int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group,
-                         uintptr_t scale, int64_t scale_row, int64_t scale_group) {
+                         uintptr_t scale, int64_t scale_row, int64_t scale_group, uintptr_t sums, int64_t sums_row,
+                         int64_t sums_group) {
   return {pointer<void>(values),
           values_stride,
           pointer<int8_t>(q),
           q_stride,
           group,
-          per_group<float>(scale, scale_row, scale_group)};
+          per_group<float>(scale, scale_row, scale_group),
+          per_group<int32_t>(sums, sums_row, sums_group)};
 }
 
 void bind_quantize(Kernels& m) {
@@ -119,7 +121,8 @@ void bind_quantize(Kernels& m) {
       "quantize_int8",
       [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t group, int64_t x_stride, uintptr_t q,
          int64_t q_stride, uintptr_t scale, int64_t scale_row, int64_t scale_group, uintptr_t zero, int64_t zero_row,
-         int64_t zero_group, bool symmetric, bool fixed, bool stochastic, uint64_t seed, uint64_t offset, int threads) {
+         int64_t zero_group, uintptr_t sums, int64_t sums_row, int64_t sums_group, bool symmetric, bool fixed,
+         bool stochastic, uint64_t seed, uint64_t offset, int threads) {
         require_rows(dtype, rows, cols, group);
         require(symmetric == (zero == 0) || rows == 0, "zero_point: wanted exactly when asymmetric");
         sk::quantize_int8({static_cast<sk::Dtype>(dtype),
@@ -132,6 +135,7 @@ void bind_quantize(Kernels& m) {
                            q_stride,
                            per_group<float>(scale, scale_row, scale_group),
                            per_group<int32_t>(zero, zero_row, zero_group),
+                           per_group<int32_t>(sums, sums_row, sums_group),
                            {symmetric, fixed, stochastic, seed},
                            offset,
                            threads});
@@ -150,26 +154,34 @@ void bind_quantize(Kernels& m) {
       },
       release_gil());
   m.def(
-      "rms_norm",
-      [](int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_stride, uintptr_t weight, double eps,
-         uintptr_t residual, int64_t residual_stride, uintptr_t residual_out, int64_t residual_out_stride,
-         uintptr_t values, int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group, uintptr_t scale,
-         int64_t scale_row, int64_t scale_group, int threads) {
+      "norm",
+      [](bool layer, int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_stride, uintptr_t weight,
+         uintptr_t bias, double eps, uintptr_t residual, int64_t residual_stride, uintptr_t residual_out,
+         int64_t residual_out_stride, uintptr_t values, int64_t values_stride, uintptr_t q, int64_t q_stride,
+         int64_t group, uintptr_t scale, int64_t scale_row, int64_t scale_group, uintptr_t sums, int64_t sums_row,
+         int64_t sums_group, int threads) {
         require_rows(dtype, rows, cols, values != 0 ? cols : group);
         require((residual == 0) == (residual_out == 0) || rows * cols == 0, "residual: in and out come together");
-        sk::rms_norm({static_cast<sk::Dtype>(dtype), pointer<void>(x), pointer<void>(weight), pointer<void>(residual),
-                      pointer<void>(residual_out), rows, cols, x_stride, residual_stride, residual_out_stride, eps,
-                      row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group), threads});
+        sk::norm({static_cast<sk::Dtype>(dtype), layer, pointer<void>(x), pointer<void>(weight), pointer<void>(bias),
+                  pointer<void>(residual), pointer<void>(residual_out), rows, cols, x_stride, residual_stride,
+                  residual_out_stride, eps,
+                  row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group, sums, sums_row,
+                             sums_group),
+                  threads});
       },
       release_gil());
   m.def(
-      "silu_mul",
-      [](int dtype, uintptr_t gate_up, int64_t rows, int64_t cols, int64_t stride, uintptr_t values,
+      "gate_mul",
+      [](int gate, int dtype, uintptr_t gate_up, int64_t rows, int64_t cols, int64_t stride, uintptr_t values,
          int64_t values_stride, uintptr_t q, int64_t q_stride, int64_t group, uintptr_t scale, int64_t scale_row,
-         int64_t scale_group, int threads) {
+         int64_t scale_group, uintptr_t sums, int64_t sums_row, int64_t sums_group, int threads) {
         require_rows(dtype, rows, cols, values != 0 ? cols : group);
-        sk::silu_mul({static_cast<sk::Dtype>(dtype), pointer<void>(gate_up), rows, cols, stride,
-                      row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group), threads});
+        require(gate >= 0 && gate < static_cast<int>(sk::Gate::kCount), "gate: no such function");
+        sk::gate_mul({static_cast<sk::Dtype>(dtype), static_cast<sk::Gate>(gate), pointer<void>(gate_up), rows, cols,
+                      stride,
+                      row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group, sums,
+                                 sums_row, sums_group),
+                      threads});
       },
       release_gil());
 }

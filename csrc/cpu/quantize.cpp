@@ -53,7 +53,7 @@ void quantize_rows(const QuantizeArgs& a) {
       const int64_t column = g * a.group;
       quantize(static_cast<const T*>(a.x) + r * a.x_stride + column, a.group, a.rule,
                a.offset + static_cast<uint64_t>(r * a.cols + column), a.q + r * a.q_stride + column, a.scale.at(r, g),
-               a.zero_point.at(r, g));
+               a.zero_point.at(r, g), a.sums.at(r, g));
       if (++g == groups) g = 0, ++r;
     }
   });
@@ -64,11 +64,11 @@ void quantize_rows(const QuantizeArgs& a) {
 template <class T>
 QuantizeGroup<T> quantize_group(Isa which) {
 #if SK_X86
-  if (which == Isa::kAvx512) return &avx512::quantize_group<T>;
-  if (which == Isa::kAvx2) return &avx2::quantize_group<T>;
+  if (which == Isa::kAvx512) return {&avx512::quantize_group<T>};
+  if (which == Isa::kAvx2) return {&avx2::quantize_group<T>};
 #endif
   (void)which;
-  return &scalar::quantize_group<T>;
+  return {&scalar::quantize_group<T>};
 }
 template QuantizeGroup<float> quantize_group<float>(Isa);
 template QuantizeGroup<F16> quantize_group<F16>(Isa);

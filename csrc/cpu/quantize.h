@@ -17,11 +17,17 @@ struct QuantizeRule {
   uint64_t seed = 0;
 };
 
-// Quantises n values (one group): reads or writes *scale and *zero_point (null when symmetric), writes n codes.
-// `index` is the number of the group's first element, for stochastic rounding.
+// Quantises n values (one group): reads or writes *scale and *zero_point (null when symmetric), writes n codes and, if
+// asked for, their sum. `index` is the number of the group's first element, for stochastic rounding.
 template <class T>
-using QuantizeGroup = void (*)(const T* x, int64_t n, const QuantizeRule& rule, uint64_t index, int8_t* q, float* scale,
-                               int32_t* zero_point);
+struct QuantizeGroup {
+  void (*kernel)(const T* x, int64_t n, const QuantizeRule& rule, uint64_t index, int8_t* q, float* scale,
+                 int32_t* zero_point, int32_t* sum);
+  void operator()(const T* x, int64_t n, const QuantizeRule& rule, uint64_t index, int8_t* q, float* scale,
+                  int32_t* zero_point, int32_t* sum = nullptr) const {
+    kernel(x, n, rule, index, q, scale, zero_point, sum);
+  }
+};
 
 template <class T>
 QuantizeGroup<T> quantize_group(Isa isa);  // the kernel for that instruction set; T = float, F16, BF16
@@ -41,7 +47,7 @@ struct QuantizeArgs {
   int8_t* q;
   int64_t q_stride;
   PerGroup<float> scale;
-  PerGroup<int32_t> zero_point;
+  PerGroup<int32_t> zero_point, sums;  // sums may be null
   QuantizeRule rule;
   uint64_t offset;  // index of the first element
   int threads;
@@ -60,34 +66,39 @@ struct DequantizeArgs {
 };
 void dequantize_int8(const DequantizeArgs& args);
 
-// Where a fused operation puts its rows: `values` in the input's dtype, or codes and scales (values == null).
+// Where a fused operation puts its rows: `values` in the input's dtype, or codes, scales and sums (values == null).
 struct RowOutput {
   void* values;
   int64_t values_stride;
   int8_t* q;
   int64_t q_stride, group;
   PerGroup<float> scale;
+  PerGroup<int32_t> sums;  // may be null
 };
 
-struct RmsNormArgs {
+struct NormArgs {
   Dtype dtype;
-  const void *x, *weight, *residual;  // residual may be null
-  void* residual_out;                 // may be residual or x itself
+  bool layer;                                // layer norm; otherwise RMS norm, which has no bias
+  const void *x, *weight, *bias, *residual;  // bias and residual may be null
+  void* residual_out;                        // may be residual or x itself
   int64_t rows, cols, x_stride, residual_stride, residual_out_stride;
   double eps;
   RowOutput out;
   int threads;
 };
-void rms_norm(const RmsNormArgs& args);
+void norm(const NormArgs& args);
 
-struct SiluMulArgs {
+enum class Gate : int { kSilu, kGelu, kGeluTanh, kCount };
+
+struct GateArgs {
   Dtype dtype;
+  Gate gate;
   const void* gate_up;  // rows of 2 * cols values
   int64_t rows, cols, stride;
   RowOutput out;
   int threads;
 };
-void silu_mul(const SiluMulArgs& args);
+void gate_mul(const GateArgs& args);
 
 // Pieces of at least ~10 us of work, so that handing them out is worth it.
 inline int64_t grain_for(int64_t values_per_item, int64_t values_per_piece = 32768) {

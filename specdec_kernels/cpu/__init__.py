@@ -1,14 +1,9 @@
 """The cpu backend: hands validated tensors to the C++ kernels as addresses, sizes and strides."""
 
 # quantize family
-from .quantize import (
-    dequantize_int8,
-    quantize_int8,
-    rms_norm,
-    rms_norm_quantize_int8,
-    silu_mul,
-    silu_mul_quantize_int8,
-)
+from .gates import gelu_mul, gelu_mul_quantize_int8, silu_mul, silu_mul_quantize_int8
+from .norms import layer_norm, layer_norm_quantize_int8, rms_norm, rms_norm_quantize_int8
+from .quantize import dequantize_int8, quantize_int8
 
 # linear family
 from .linear import linear_f32, linear_int8, pack_int8, rows_int8
