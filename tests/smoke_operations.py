@@ -27,7 +27,7 @@ def quantize_int8():
             sk.quantize_int8(x, group_size=group)
             sk.quantize_int8(x, group_size=group, symmetric=False)
             sk.quantize_int8(x, group_size=group, stochastic_seed=-1, stochastic_offset=2**40 + 3)
-            sk.quantize_int8(x, scale=torch.tensor([0.01]))
+            sk.quantize_int8(x, scale=torch.tensor([0.01]), return_sums=True)
             sk.quantize_int8(floats(rows, cols + 3, dtype=dtype)[:, 1:-2])
 
 
@@ -39,16 +39,30 @@ def dequantize_int8():
             sk.dequantize_int8(q, floats(rows, groups), torch.full((rows, groups), -(2**31)).int(), dtype=dtype)
 
 
-def norms_and_gates():
+def norms():
     for dtype in FLOATS:
         for rows, cols in ((0, 8), (1, 1), (3, 37), (2, 576)):
-            x, weight = floats(rows, cols, dtype=dtype), floats(cols, dtype=dtype)
-            residual = floats(rows, cols, dtype=dtype)
-            sk.rms_norm(x, weight, 1e-5)
-            sk.rms_norm(x, weight, 1e-5, residual=residual)
-            sk.rms_norm_quantize_int8(x, weight, 1e-5, residual=residual)
-            sk.silu_mul(floats(rows, 2 * cols, dtype=dtype))
-            sk.silu_mul_quantize_int8(floats(rows, 2 * cols, dtype=dtype))
+            x, residual, weight = (
+                floats(rows, cols, dtype=dtype),
+                floats(rows, cols, dtype=dtype),
+                floats(cols).to(dtype),
+            )
+            for add in ({}, {"residual": residual}):
+                sk.rms_norm(x, weight, 1e-5, **add)
+                sk.rms_norm_quantize_int8(x, weight, 1e-5, return_sums=True, **add)
+                sk.layer_norm(x, weight, 1e-5, bias=weight, **add)
+                sk.layer_norm_quantize_int8(x, weight, 1e-5, return_sums=True, **add)
+
+
+def gates():
+    for dtype in FLOATS:
+        for rows, cols in ((0, 8), (1, 1), (3, 37), (2, 576)):
+            x = floats(rows, 2 * cols, dtype=dtype)
+            sk.silu_mul(x)
+            sk.silu_mul_quantize_int8(x, return_sums=True)
+            for approximate in ("none", "tanh"):
+                sk.gelu_mul(x, approximate=approximate)
+                sk.gelu_mul_quantize_int8(x, approximate=approximate, return_sums=True)
 
 
 def linear_int8():
@@ -176,10 +190,14 @@ def dequantize_ggml():
 CALLS = {
     "quantize_int8": quantize_int8,
     "dequantize_int8": dequantize_int8,
-    "rms_norm": norms_and_gates,
-    "rms_norm_quantize_int8": norms_and_gates,
-    "silu_mul": norms_and_gates,
-    "silu_mul_quantize_int8": norms_and_gates,
+    "rms_norm": norms,
+    "rms_norm_quantize_int8": norms,
+    "layer_norm": norms,
+    "layer_norm_quantize_int8": norms,
+    "silu_mul": gates,
+    "silu_mul_quantize_int8": gates,
+    "gelu_mul": gates,
+    "gelu_mul_quantize_int8": gates,
     "pack_int8": linear_int8,
     "rows_int8": linear_int8,
     "linear_int8": linear_int8,

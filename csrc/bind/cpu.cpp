@@ -162,12 +162,12 @@ void bind_quantize(Kernels& m) {
          int64_t sums_group, int threads) {
         require_rows(dtype, rows, cols, values != 0 ? cols : group);
         require((residual == 0) == (residual_out == 0) || rows * cols == 0, "residual: in and out come together");
-        sk::norm({static_cast<sk::Dtype>(dtype), layer, pointer<void>(x), pointer<void>(weight), pointer<void>(bias),
-                  pointer<void>(residual), pointer<void>(residual_out), rows, cols, x_stride, residual_stride,
-                  residual_out_stride, eps,
-                  row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group, sums, sums_row,
-                             sums_group),
-                  threads});
+        sk::normalize({static_cast<sk::Dtype>(dtype), layer, pointer<void>(x), pointer<void>(weight),
+                       pointer<void>(bias), pointer<void>(residual), pointer<void>(residual_out), rows, cols, x_stride,
+                       residual_stride, residual_out_stride, eps,
+                       row_output(values, values_stride, q, q_stride, group, scale, scale_row, scale_group, sums,
+                                  sums_row, sums_group),
+                       threads});
       },
       release_gil());
   m.def(
@@ -418,11 +418,11 @@ void bind_attention(Kernels& m) {
 
 // ---- decoder family -----------------------------------------------------------------------------
 
-sk::RmsNormArgs norm(int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_stride, uintptr_t weight, double eps,
-                     uintptr_t residual, int64_t residual_stride, uintptr_t residual_out, int64_t residual_out_stride) {
+sk::NormArgs norm(int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_stride, uintptr_t weight, double eps,
+                  uintptr_t residual, int64_t residual_stride, uintptr_t residual_out, int64_t residual_out_stride) {
   require_rows(dtype, rows, cols, cols);
   require((residual == 0) == (residual_out == 0) || rows * cols == 0, "residual: in and out come together");
-  sk::RmsNormArgs args{};
+  sk::NormArgs args{};
   args.dtype = static_cast<sk::Dtype>(dtype), args.eps = eps, args.rows = rows, args.cols = cols;
   args.x = pointer<void>(x), args.x_stride = x_stride, args.weight = pointer<void>(weight);
   args.residual = pointer<void>(residual), args.residual_stride = residual_stride;
@@ -437,7 +437,7 @@ sk::F32Matrix f32_matrix(uintptr_t data, int64_t n, int64_t k, int64_t stride) {
 
 using MatrixFields = std::variant<FieldsOf<int8_matrix>, FieldsOf<f32_matrix>>;
 
-sk::Matrix matrix(const MatrixFields& fields, const sk::RmsNormArgs& norm) {
+sk::Matrix matrix(const MatrixFields& fields, const sk::NormArgs& norm) {
   require(fields.index() == 0 || norm.dtype == sk::Dtype::kF32, "float32 weight: rows of another dtype");
   if (fields.index() == 0) return std::apply(int8_matrix, std::get<0>(fields));
   return std::apply(f32_matrix, std::get<1>(fields));
@@ -449,7 +449,7 @@ void bind_decoder(Kernels& m) {
       [](FieldsOf<norm> rows, MatrixFields weight, uintptr_t bias, int bias_type, uintptr_t out, int64_t out_stride,
          int threads) {
         require(bias_type >= 0 && bias_type <= 2, "rms_norm_linear: bad dtype");
-        const sk::RmsNormArgs args = std::apply(norm, rows);
+        const sk::NormArgs args = std::apply(norm, rows);
         sk::rms_norm_linear(args, matrix(weight, args), {pointer<void>(bias), static_cast<sk::Dtype>(bias_type)},
                             {pointer<void>(out), out_stride}, threads);
       },
@@ -463,7 +463,7 @@ void bind_decoder(Kernels& m) {
   m.def(
       "gated_mlp",
       [](FieldsOf<norm> rows, MatrixFields gate_up, MatrixFields down, uintptr_t out, int64_t out_stride, int threads) {
-        const sk::RmsNormArgs args = std::apply(norm, rows);
+        const sk::NormArgs args = std::apply(norm, rows);
         sk::gated_mlp(args, matrix(gate_up, args), matrix(down, args), {pointer<void>(out), out_stride}, threads);
       },
       release_gil());

@@ -20,8 +20,8 @@ T* advance(T* data, int64_t elements, Dtype type) {
 }
 
 // A norm over one block of rows, and where its result is.
-RmsNormArgs block_of(const RmsNormArgs& norm, int64_t row0, void* normed, int threads) {
-  RmsNormArgs block = norm;
+NormArgs block_of(const NormArgs& norm, int64_t row0, void* normed, int threads) {
+  NormArgs block = norm;
   block.rows = norm.rows - row0 < kBlock ? norm.rows - row0 : kBlock;
   block.x = advance(norm.x, row0 * norm.x_stride, norm.dtype);
   block.residual = advance(norm.residual, row0 * norm.residual_stride, norm.dtype);
@@ -57,32 +57,32 @@ void multiply(const void* x, Dtype type, int64_t rows, int64_t k, const Matrix& 
 
 }  // namespace
 
-void rms_norm_linear(const RmsNormArgs& norm, const Matrix& weight, const Int8Bias& bias, const PlainRows& out,
+void rms_norm_linear(const NormArgs& norm, const Matrix& weight, const Int8Bias& bias, const PlainRows& out,
                      int threads) {
   thread_local Scratch scratch;
   const int64_t block = norm.rows < kBlock ? norm.rows : kBlock;
   void* const normed = scratch.get(static_cast<size_t>(block * norm.cols * size_of(norm.dtype)));
   for (int64_t row0 = 0; row0 < norm.rows; row0 += kBlock) {
-    const RmsNormArgs part = block_of(norm, row0, normed, threads);
-    rms_norm(part);
+    const NormArgs part = block_of(norm, row0, normed, threads);
+    normalize(part);
     multiply(normed, norm.dtype, part.rows, norm.cols, weight, bias,
              {advance(out.data, row0 * out.stride, norm.dtype), out.stride}, threads);
   }
 }
 
-void gated_mlp(const RmsNormArgs& norm, const Matrix& gate_up, const Matrix& down, const PlainRows& out, int threads) {
+void gated_mlp(const NormArgs& norm, const Matrix& gate_up, const Matrix& down, const PlainRows& out, int threads) {
   thread_local Scratch scratch;
   const int64_t block = norm.rows < kBlock ? norm.rows : kBlock, width = rows_of(gate_up) / 2;
   const int64_t row = (3 * width) * size_of(norm.dtype);
   void* const hidden = scratch.get(static_cast<size_t>(block * row));
   void* const gated = advance(hidden, block * 2 * width, norm.dtype);
   for (int64_t row0 = 0; row0 < norm.rows; row0 += kBlock) {
-    RmsNormArgs part = block_of(norm, row0, nullptr, threads);
+    NormArgs part = block_of(norm, row0, nullptr, threads);
     rms_norm_linear(part, gate_up, {nullptr, Dtype::kF32}, {hidden, 2 * width}, threads);
-    SiluMulArgs gate{};
+    GateArgs gate{};
     gate.dtype = norm.dtype, gate.gate_up = hidden, gate.rows = part.rows, gate.cols = width, gate.stride = 2 * width;
     gate.out.values = gated, gate.out.values_stride = width, gate.threads = threads;
-    silu_mul(gate);
+    gate_mul(gate);
     multiply(gated, norm.dtype, part.rows, width, down, {nullptr, Dtype::kF32},
              {advance(out.data, row0 * out.stride, norm.dtype), out.stride}, threads);
   }

@@ -5,18 +5,13 @@
 // 1 / (a sqrt(2 pi)), so that t * polynomial(t) with t = 1 / (1 + 0.27 a) gives it to 2.5e-8 (own minimax fit on
 // 0..13.4). Phi(x) is tail(a) below 0 and 1 - tail(a) above: neither cancels, unlike 1 + erf.
 //
-// The exponents are computed in f64, of which the part that f32 can't hold enters as a factor 1 - rest: exp of a
-// rounded -80 would be off by 4e-6. Only mul, add, div and conversions: scalar, AVX2 and AVX-512 give the same bits.
-// Relative error below 5e-7; what would be below 2e-37 may be 0; NaN stays NaN, -Inf gives NaN (-Inf * 0).
+// exp of a rounded -80 would be off by 4e-6, so what an exponent loses when it is rounded to f32 comes back as a factor
+// 1 - rest. Only mul, add, div and conversions: scalar, AVX2 and AVX-512 give the same bits. Relative error below 5e-7;
+// what would be below 2e-37 may be 0; NaN stays NaN, -Inf gives NaN (-Inf * 0).
 #pragma once
 #include "cpu/exp.h"
 
 namespace sk {
-
-__attribute__((always_inline)) inline float exp_minus_f64(double s) {  // exp(-s), |s| < 1000
-  const float whole = static_cast<float>(s), rest = static_cast<float>(s - static_cast<double>(whole));
-  return exp_f32(-whole) * (1.0f - rest);
-}
 
 __attribute__((always_inline)) inline float gelu_f32(float x) {
   const float a = x < 0.0f ? -x : x, b = a > 16.0f ? 16.0f : a;  // tail(16) is 0
@@ -30,15 +25,19 @@ __attribute__((always_inline)) inline float gelu_f32(float x) {
   p = p * t + 1.016743779e-1f;
   p = p * t + 1.075631753e-1f;
   p = p * t + 1.077193841e-1f;
-  const float tail = exp_minus_f64(0.5 * static_cast<double>(b) * static_cast<double>(b)) * (p * t);
+  // b^2 = square + rest, exactly (Dekker's product).
+  const float wide = 4097.0f * b, high = wide - (wide - b), low = b - high, square = b * b;
+  const float rest = ((high * high - square) + 2.0f * high * low) + low * low;
+  const float tail = exp_f32(-0.5f * square) * (1.0f - 0.5f * rest) * (p * t);
   return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 
 // 0.5 x (1 + tanh(u)) = x / (1 + exp(-2u)), 2u = sqrt(8 / pi) (x + 0.044715 x^3).
 __attribute__((always_inline)) inline float gelu_tanh_f32(float x) {
   const float low = x < -16.0f ? -16.0f : x, b = low > 16.0f ? 16.0f : low;
-  const double y = static_cast<double>(b);
-  return x / (1.0f + exp_minus_f64(y * (1.5957691216057308 + 0.07135481627260025 * (y * y))));
+  const double y = static_cast<double>(b), twice = y * (1.5957691216057308 + 0.07135481627260025 * (y * y));
+  const float whole = static_cast<float>(twice), rest = static_cast<float>(twice - static_cast<double>(whole));
+  return x / (1.0f + exp_f32(-whole) * (1.0f - rest));
 }
 
 }  // namespace sk

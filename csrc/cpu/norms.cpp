@@ -72,7 +72,7 @@ void norm_rows(const NormArgs& a) {
 
 }  // namespace
 
-void norm(const NormArgs& args) {
+void normalize(const NormArgs& args) {
   switch (args.dtype) {
     case Dtype::kF32: return norm_rows<float>(args);
     case Dtype::kF16: return norm_rows<F16>(args);

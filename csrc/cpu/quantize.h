@@ -86,7 +86,7 @@ struct NormArgs {
   RowOutput out;
   int threads;
 };
-void norm(const NormArgs& args);
+void normalize(const NormArgs& args);
 
 enum class Gate : int { kSilu, kGelu, kGeluTanh, kCount };
 
