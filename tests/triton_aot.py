@@ -18,6 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 from gpu_compilers import Kernel  # noqa: E402
+from triton_matrix_forms import matrix_forms  # noqa: E402
 from triton_row_forms import row_forms  # noqa: E402
 
 TARGETS = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx950", "gfx1100")
@@ -88,34 +89,8 @@ def forms():
         form("verify_tree points", verify_tree_kernel, 512, **points),
         form("sample", sample_kernel, 512, logits="*bf16"),
         form("sample unfiltered", sample_kernel, 512, logits="*bf16", **NO_FILTERS),
-        *linear_forms(),
+        *matrix_forms(form),
         *row_forms(form),
-    ]
-
-
-def linear_forms():
-    """Groups of 64 and one scale per row; float rows quantised in the prologue and rows of codes."""
-    from specdec_kernels.triton_kernels.linear import int8_dots, linear_kernel, quantize_kernel, sum_kernel
-
-    types = {
-        "codes": "*u8", "w_scale": "*fp32", "x_scale": "*fp32", "bias": "*bf16", "out": "*bf16", "q": "*i8",
-        "scale": "*fp32", "parts": None, "part_scale": None,
-        "S": 4, "K": 64, "LONG": False, "STAGES": 0, "INT8": int8_dots,
-        **dict.fromkeys(("x_stride", "out_stride", "n", "k", "group", "steps"), "i32:16"),
-    }  # fmt: skip
-    prologue = {**types, "x": "*bf16", "x_scale": None}
-    pair = {**types, "x": "*i8", "ROWS": 16}
-    split = {**types, "parts": "*i32", "part_scale": "*fp32", "LONG": True}
-    return [
-        form("linear 1 row", linear_kernel, 128, **prologue, ROWS=1),
-        form("linear 1 row rotated", linear_kernel, 128, **prologue | {"STAGES": 6}, ROWS=1),
-        form("linear 4 rows f32", linear_kernel, 128, **prologue | {"x": "*fp32", "out": "*fp32"}, ROWS=4),
-        form("linear 16 rows of codes", linear_kernel, 128, **pair),
-        form("linear 1 row split", linear_kernel, 128, **split | {"x": "*bf16", "x_scale": None}, ROWS=1),
-        form("linear 16 rows of codes split", linear_kernel, 128, **split | pair | {"LONG": True}),
-        form("linear sum of splits", sum_kernel, 128, **types | {"parts": "*i32", "C": 256}),
-        form("linear quantize", quantize_kernel, 128, **types | {"x": "*bf16", "S": 1, "K": 4096}),
-        form("linear rotate and quantize", quantize_kernel, 128, **types | {"x": "*bf16", "S": 16, "STAGES": 6}),
     ]
 
 

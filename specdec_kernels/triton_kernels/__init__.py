@@ -11,7 +11,7 @@ only those who ask for the backend by name. Triton itself is imported by the fir
     plain.py    last launch of sample: one program per row draws
     row.py      what a row of logits stands for;  proposal.py what a draft was drawn from
     draw.py     the race of a draw;  philox.py its random numbers;  launch.py the host's part
-    linear.py   linear_int8
+    linear.py   linear_int8;  attention.py  attend_int8
 
     codes.py    the int8 formula and number formats;  tiles.py how rows are cut into units with one scale
     quantize.py, norms.py, gates.py, activations.py  the int8 operations on rows
@@ -64,12 +64,21 @@ def sample(logits, *args):
     sample(logits, *args)
 
 
-# linear family
+# ---- products and attention -----------------------------------------------------------------------------------------
+
+
 def linear_int8(x, *args):
     _check_device(x)
     from .linear import linear_int8
 
     linear_int8(x, *args)
+
+
+def attend_int8(q, *args):
+    _check_device(q)
+    from .attention import attend_int8
+
+    attend_int8(q, *args)
 
 
 # ---- the quantise family ---------------------------------------------------------------------------------------------

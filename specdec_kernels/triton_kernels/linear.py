@@ -27,6 +27,7 @@ import triton.language as tl
 
 from ..registry import Unsupported
 from . import interpreted
+from .codes import store_rounded, widened
 from .launch import launch, on_device, target
 
 PANEL = tl.constexpr(16)
@@ -65,7 +66,7 @@ def codes_of(x, scale):
 
 @triton.jit
 def rotated(x, S: tl.constexpr, R: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr):
-    """x [S, R, K], each 2^STAGES values times the Hadamard matrix / 2^STAGES: (a, b) -> (a + b, a - b), neighbours first."""
+    """x [S, R, K], 2^STAGES values at a time times the Hadamard matrix / 2^STAGES, neighbours before distant ones."""
     for stage in tl.static_range(STAGES):
         pairs = tl.permute(tl.reshape(x, [S, R, K // (2 * 2**stage), 2, 2**stage]), (0, 1, 2, 4, 3))
         a, b = tl.split(pairs)
@@ -81,7 +82,7 @@ def quantize_kernel(x, stride, q, scale, k, group, groups, S: tl.constexpr, K: t
     largest = tl.zeros([S, 1, 1], tl.int32)
     for first in range(0, group, K):
         at = first + tl.arange(0, K)[None, None, :]
-        v = tl.load(x + row * stride + g * group + at, mask=(at < group) & (g < groups), other=0.0).to(tl.float32)
+        v = widened(tl.load(x + row * stride + g * group + at, mask=(at < group) & (g < groups), other=0.0))
         if STAGES > 0:
             v = rotated(v, S, 1, K, STAGES)
         largest = tl.maximum(largest, tl.max(magnitudes(v), axis=2, keep_dims=True))
@@ -90,7 +91,7 @@ def quantize_kernel(x, stride, q, scale, k, group, groups, S: tl.constexpr, K: t
     for first in range(0, group, K):
         at = first + tl.arange(0, K)[None, None, :]
         mask = (at < group) & (g < groups)
-        v = tl.load(x + row * stride + g * group + at, mask=mask, other=0.0).to(tl.float32)
+        v = widened(tl.load(x + row * stride + g * group + at, mask=mask, other=0.0))
         if STAGES > 0:
             v = rotated(v, S, 1, K, STAGES)
         tl.store(q + row * k + g * group + at, codes_of(v, s), mask=mask)
@@ -139,22 +140,12 @@ def add_in_order(y, p, S: tl.constexpr, ROWS: tl.constexpr):
 
 
 @triton.jit
-def nearest(y, like: tl.constexpr):
-    """y in the type ``like``, rounded half to even (Triton's interpreter would cut off to bfloat16)."""
-    if like == tl.bfloat16:
-        bits = y.to(tl.int32, bitcast=True)
-        bits = tl.where(y == y, bits + 0x7FFF + ((bits >> 16) & 1), 0x7FC00000)
-        y = (bits & -65536).to(tl.float32, bitcast=True)
-    return y.to(like)
-
-
-@triton.jit
 def finish(y, row, rows, channel, n, bias, out, out_stride):
     """Adds the bias to y [R, C] and stores it, for rows [R, 1] and channels [1, C]."""
     inside = (row < rows) & (channel < n)
     if bias is not None:
-        y += tl.load(bias + channel, mask=channel < n, other=0.0).to(tl.float32)
-    tl.store(out + row.to(tl.int64) * out_stride + channel, nearest(y, out.dtype.element_ty), mask=inside)
+        y += widened(tl.load(bias + channel, mask=channel < n, other=0.0))
+    store_rounded(out + row.to(tl.int64) * out_stride + channel, y, inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -186,7 +177,7 @@ def linear_kernel(
             largest = tl.zeros([ROWS], tl.int32)
             for first in range(0, group, S * K):
                 k = first + slot[:, None, None] * K + at
-                v = tl.load(x + k, mask=(k < group) & in_rows[None, :, None], other=0.0).to(tl.float32)
+                v = widened(tl.load(x + k, mask=(k < group) & in_rows[None, :, None], other=0.0))
                 largest = tl.maximum(largest, tl.max(tl.max(magnitudes(v), axis=2), axis=0))
             s_x = scale_of(largest)
             if part_scale is not None:
@@ -197,7 +188,7 @@ def linear_kernel(
                 k = first + slot[:, None, None] * K + at
                 v = tl.load(x + g * group + k, mask=(k < end) & in_rows[None, :, None], other=0)
                 if x_scale is None:
-                    v = codes_of(v.to(tl.float32), s_x[None, :, None])
+                    v = codes_of(widened(v), s_x[None, :, None])
                 step = first // 4 + slot[:, None] * (K // 4)
                 w = weights(codes + g * steps * 64, step, tl.full([S, 1], 0, tl.int32) + (end + 3) // 4, S, K)
                 acc += product(v, w, INT8)
@@ -217,7 +208,7 @@ def linear_kernel(
             here = (at < group) & (g < groups)[:, None, None] & in_rows[None, :, None]
             v = tl.load(x + g[:, None, None] * group + at, mask=here, other=0)
             if x_scale is None:
-                v = v.to(tl.float32)
+                v = widened(v)
                 if STAGES > 0:
                     v = rotated(v, S, ROWS, K, STAGES)
                 s_x = scale_of(tl.max(magnitudes(v), axis=2))
