@@ -52,7 +52,7 @@ def attention_forms(form):
             given |= {"k_scale": None, "v_scale": None}
         for i, name in enumerate(("HALF", "HALF_V", "LIKE")):
             given[name] = lambda target, i=i: types(rows, cache, target)[i]
-        given["TILE"] = lambda target: tile(types(rows, cache, target)[0])
+        given["TILE"] = lambda target: tile(types(rows, cache, target)[0], target)
         return given | more
 
     bf16, f16, f32, i8 = torch.bfloat16, torch.float16, torch.float32, torch.int8

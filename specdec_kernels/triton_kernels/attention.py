@@ -186,7 +186,8 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask
     dim_v, sharing, width = v_cache.shape[3], heads // kv_heads, page_table.shape[1]
     if out.numel() == 0:
         return
-    half, half_v, like = types(q.dtype, k_cache.dtype, None if interpreted() else target())
+    machine = None if interpreted() else target()
+    half, half_v, like = types(q.dtype, k_cache.dtype, machine)
     parts = max(1, triton.cdiv(width * page_size, PART.value))
     values = sums = None
     if parts > 1:
@@ -200,7 +201,8 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask
             q, q.stride(0), q.stride(1), k_cache, *k_cache.stride()[:3], *scales(k_scale),
             v_cache, *v_cache.stride()[:3], *scales(v_scale), page_table, width, lengths, mask, scale,
             out, values, sums, *shape, pages, parts,
-            D=dim, DV=dim_v, WIDE=padded(dim, 16), WIDE_V=wide_v, HALF=half, HALF_V=half_v, LIKE=like, TILE=tile(half),
+            D=dim, DV=dim_v, WIDE=padded(dim, 16), WIDE_V=wide_v,
+            HALF=half, HALF_V=half_v, LIKE=like, TILE=tile(half, machine),
         )  # fmt: skip
         if parts > 1:
             launch(
@@ -232,12 +234,16 @@ def types(rows, cache, target):
 
 
 def precision(target):
-    """How float32 matrices are multiplied: in three products of 11 bits where the units take no more."""
-    if target is None or target.backend == "hip":
+    """How float32 matrices are multiplied: in three products of 11 bits where the units take no more; None: not at all."""
+    if target is None:
         return "ieee"
+    if target.backend == "hip":
+        return "ieee" if target.arch.startswith("gfx9") else None
     return "tf32x3" if target.arch >= 80 else None
 
 
-def tile(half):
-    """Keys per turn of the loop. Without matrix units whole products have to fit into the registers."""
-    return 4 if half is None else 64
+def tile(half, target):
+    """Keys per turn of the loop: few where whole products, or 256 registers and no more, have to hold them."""
+    if half is None:
+        return 4
+    return 16 if target is not None and target.warp_size == 32 and target.backend == "hip" else 64
