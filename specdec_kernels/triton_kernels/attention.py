@@ -234,7 +234,7 @@ def types(rows, cache, target):
 
 
 def precision(target):
-    """How float32 matrices are multiplied: in three products of 11 bits where the units take no more; None: not at all."""
+    """How float32 matrices are multiplied: in three products of 11 bits, if units take no more; None: not at all."""
     if target is None:
         return "ieee"
     if target.backend == "hip":
