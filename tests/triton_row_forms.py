@@ -4,7 +4,9 @@
 TYPES = {
     "q": "*i8", "scale": "*fp32", "zero_point": "*i32", "sums": "*i32", "seed": "i64", "offset": "i64", "eps": "i64",
     **dict.fromkeys(("x_stride", "q_stride", "residual_stride", "residual_out_stride", "out_stride", "stride",
-                     "scale_stride", "sums_stride", "group", "groups", "cols"), "i32:16"),
+                     "scale_stride", "sums_stride", "group", "groups", "cols", "k_stride", "v_stride", "k_page",
+                     "k_place", "k_head", "v_page", "v_place", "v_head", "dim", "values", "cos_stride", "sin_stride",
+                     "steps"), "i32:16"),
     "LONG": False, "SYMMETRIC": True, "STATIC": False, "RANDOM": False, "ALIGNED": False, "B": 1, "SOURCE": "plain",
 }  # fmt: skip
 POINTERS = {"fp32": "*fp32", "fp16": "*fp16", "bf16": "*bf16"}
@@ -12,10 +14,11 @@ POINTERS = {"fp32": "*fp32", "fp16": "*fp16", "bf16": "*bf16"}
 
 def row_forms(form):
     """``form``: triton_aot.form."""
-    from specdec_kernels.triton_kernels import tiles
+    from specdec_kernels.triton_kernels import rope, tiles
     from specdec_kernels.triton_kernels.gates import gate_kernel
     from specdec_kernels.triton_kernels.norms import norm_kernel
     from specdec_kernels.triton_kernels.quantize import dequantize_kernel, quantize_kernel
+    from specdec_kernels.triton_kernels.rows import rows_kernel
 
     def tile(length):
         return dict(zip(("B", "L", "threads"), tiles.tile(length), strict=True))
@@ -28,6 +31,14 @@ def row_forms(form):
     norm = {"residual": "*bf16", "residual_out": "*bf16", "weight": "*bf16", "x": "*bf16", "CENTRED": False}
     quantising = {**norm, "bias": None, "out": "*i8", "sums": None}
     plain_norm = {**norm, "out": "*bf16", "scale": None, "sums": None, "GROUP": 0}
+    heads = dict(zip(("HEADS", "HALF", "VALUES"), rope.tile(128, 128), strict=True))
+    write = {
+        **heads, **dict.fromkeys("qkv", "*bf16"), "cos": "*fp32", "sin": "*fp32", "slots": "*i64", "last": None,
+        "tokens": "i32", "SCAN": 256,
+        "k_cache": "*i8", "v_cache": "*i8", "k_scale": "*fp32", "v_scale": "*fp32",
+    }  # fmt: skip
+    floats = {"k_cache": "*bf16", "v_cache": "*bf16", "k_scale": None, "v_scale": None}
+    row = {"ids": "*i64", "codes": "*u8", "out": "*fp32", "PANEL": 16, "STEP": 4}
     return [
         *(int8_form(f"quantize {t} groups", quantize_kernel, **tile(64), **plain, x=p) for t, p in POINTERS.items()),
         int8_form("quantize row", quantize_kernel, **tile(4096), **plain, x="*bf16"),
@@ -53,4 +64,11 @@ def row_forms(form):
         int8_form("rms_norm quantize longest", norm_kernel, **tile(1 << 14), **quantising, GROUP=1 << 14),
         int8_form("layer_norm quantize", norm_kernel, **tile(4096), **{**quantising, "bias": "*bf16", "CENTRED": True},
                   GROUP=64),
+        int8_form("rope write int8", rope.rope_kernel, 128, **write),
+        int8_form("rope write bf16", rope.rope_kernel, 128, **{**write, **floats}),
+        int8_form("rope write int8, many tokens", rope.rope_kernel, 128, **{**write, "last": "*i32"}),
+        int8_form("rope last tokens", rope.last_kernel, 128, **{**write, "last": "*i32"}, FIRST=False, N=256),
+        int8_form("rows", rows_kernel, **tile(64), **row, ROTATED=False),
+        int8_form("rows rotated", rows_kernel, **tile(64), **row, ROTATED=True),
+        int8_form("rows rotated in long groups", rows_kernel, **tile(4096), **row, ROTATED=True),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ only those who ask for the backend by name. Triton itself is imported by the fir
     linear.py   linear_int8;  attention.py  attend_int8
 
     codes.py    the int8 formula and number formats;  tiles.py how rows are cut into units with one scale
-    quantize.py, norms.py, gates.py, activations.py  the int8 operations on rows
+    quantize.py, norms.py, gates.py, activations.py, rope.py, rows.py  the int8 operations on rows
 """
 
 import importlib.util
@@ -152,3 +152,17 @@ def layer_norm_quantize_int8(x, *args):
     from .norms import layer_norm_quantize_int8
 
     layer_norm_quantize_int8(x, *args)
+
+
+def rope_write_kv_int8(q, k, *args):
+    _check_device(k)
+    from .rope import rope_write_kv_int8
+
+    rope_write_kv_int8(q, k, *args)
+
+
+def rows_int8(ids, *args):
+    _check_device(ids)
+    from .rows import rows_int8
+
+    rows_int8(ids, *args)
