@@ -60,10 +60,10 @@ void dot_avx2(const float* w, int64_t k, const float* x, int64_t stride, float* 
   __m256 lo[] = {(static_cast<void>(r), _mm256_setzero_ps())...},
          hi[] = {(static_cast<void>(r), _mm256_setzero_ps())...};
   const float* row[] = {x + r * stride...};
-  const Fetch fetch(w, Pace::kMemory, share, turn);
+  const Fetch<Pace::kMemory> fetch(share, turn);
   int64_t i = 0;
   for (; i + kSums <= k; i += kSums) {
-    fetch.step(i * 4);
+    if ((i & 63) == 0) fetch.four_lines(w + i);
     const __m256 w0 = _mm256_loadu_ps(w + i), w1 = _mm256_loadu_ps(w + i + 8);
     ((lo[r] = _mm256_fmadd_ps(w0, _mm256_loadu_ps(row[r] + i), lo[r]),
       hi[r] = _mm256_fmadd_ps(w1, _mm256_loadu_ps(row[r] + i + 8), hi[r])),
@@ -97,10 +97,10 @@ void dot_avx512(const float* w, int64_t k, const float* x, int64_t stride, float
                 int turn) {
   __m512 sum[] = {(static_cast<void>(r), _mm512_setzero_ps())...};
   const float* row[] = {x + r * stride...};
-  const Fetch fetch(w, Pace::kMemory, share, turn);
+  const Fetch<Pace::kMemory> fetch(share, turn);
   int64_t i = 0;
   for (; i + kSums <= k; i += kSums) {
-    fetch.step(i * 4);
+    if ((i & 63) == 0) fetch.four_lines(w + i);
     const __m512 line = _mm512_loadu_ps(w + i);
     ((sum[r] = _mm512_fmadd_ps(line, _mm512_loadu_ps(row[r] + i), sum[r])), ...);
   }

@@ -1,4 +1,4 @@
-// Inner loops of linear_int8: one panel of 16 weight rows (pack_int8.h) against up to 8 rows of x.
+// Inner loops of linear_int8: one panel of 16 weight rows (pack_int8.h) against up to 12 rows of x.
 //
 // AVX-512 VNNI: one line of the panel is the unsigned operand of vpdpbusd, one broadcast word of x the signed one: 64
 // products per instruction, added to 16 int32 lanes without saturation.
@@ -121,14 +121,13 @@ template <int... r>
 void dot_avx2(const Int8Tile& tile) {
   const Int8Tile t = tile;  // a copy of its own: stores to y can't make the compiler read the fields again
   const __m256i even = _mm256_set1_epi16(0x00ff);
-  const Fetch fetch(t.w, sizeof...(r) == 1 ? Pace::kMemory : Pace::kArithmetic, t.share, t.turn);
-  const __m256i* line = reinterpret_cast<const __m256i*>(t.w);
-  const int64_t steps = t.steps;
-  for (int64_t g = 0, bytes = 0; g < t.groups; ++g) {
+  const Fetch<Pace::kArithmetic> fetch(t.share, t.turn);
+  const uint8_t* w = t.w;
+  for (int64_t g = 0; g < t.groups; ++g) {
     __m256i lo[] = {start8(t, r, 0, g)...}, hi[] = {start8(t, r, 8, g)...};
     const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride + g * t.x_group)...};
-    for (int64_t s = 0; s < steps; ++s, bytes += kLine, line += 2) {
-      fetch.step(bytes);
+    const auto step = [&](int64_t s) __attribute__((always_inline)) {
+      const __m256i* line = reinterpret_cast<const __m256i*>(w + s * kLine);
       const __m256i w0 = _mm256_load_si256(line), w1 = _mm256_load_si256(line + 1);
       const __m256i e0 = _mm256_and_si256(w0, even), o0 = _mm256_srli_epi16(w0, 8);
       const __m256i e1 = _mm256_and_si256(w1, even), o1 = _mm256_srli_epi16(w1, 8);
@@ -140,7 +139,14 @@ void dot_avx2(const Int8Tile& tile) {
         add(high, _mm256_madd_epi16(o1, xo));
       };
       (meet(lo[r], hi[r], row[r] + 2 * s), ...);
+    };
+    int64_t s = 0;
+    for (; s + 4 <= t.steps; s += 4) {
+      fetch.four_lines(w + s * kLine);
+      step(s), step(s + 1), step(s + 2), step(s + 3);
     }
+    for (; s < t.steps; ++s) fetch.line(w + s * kLine), step(s);
+    w += t.steps * kLine;
     ((finish8(t, r, 0, g, lo[r]), finish8(t, r, 8, g, hi[r])), ...);
   }
 }
@@ -177,18 +183,23 @@ inline __m512 scaled16(const Int8Tile& t, int r, int64_t g, __m512i sum, __m512 
 template <int... r>
 void dot_avx512(const Int8Tile& tile) {
   const Int8Tile t = tile;  // as in dot_avx2
-  const Fetch fetch(t.w, sizeof...(r) <= 3 ? Pace::kMemory : Pace::kArithmetic, t.share, t.turn);
+  const Fetch<sizeof...(r) <= 2 ? Pace::kMemory : Pace::kArithmetic> fetch(t.share, t.turn);
   const uint8_t* w = t.w;
-  const int64_t steps = t.steps;
   __m512 y[] = {_mm512_loadu_ps(t.y + r * kLanes)...};
-  for (int64_t g = 0, bytes = 0; g < t.groups; ++g) {
+  for (int64_t g = 0; g < t.groups; ++g) {
     __m512i sum[] = {start16(t, r, g)...};
     const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride + g * t.x_group)...};
-    for (int64_t s = 0; s < steps; ++s, bytes += kLine, w += kLine) {
-      fetch.step(bytes);
-      const __m512i line = _mm512_load_si512(w);
+    const auto step = [&](int64_t s) __attribute__((always_inline)) {
+      const __m512i line = _mm512_load_si512(w + s * kLine);
       ((sum[r] = _mm512_dpbusd_epi32(sum[r], line, _mm512_set1_epi32(row[r][s]))), ...);
+    };
+    int64_t s = 0;
+    for (; s + 4 <= t.steps; s += 4) {
+      fetch.four_lines(w + s * kLine);
+      step(s), step(s + 1), step(s + 2), step(s + 3);
     }
+    for (; s < t.steps; ++s) fetch.line(w + s * kLine), step(s);
+    w += t.steps * kLine;
     if (!t.last) {
       (_mm512_storeu_si512(t.acc + r * kLanes, sum[r]), ...);
       return;  // a part of one group
@@ -204,11 +215,13 @@ SK_TARGET_END
 constexpr Int8Kernels kAvx2 = {
     4, 2, prepare_avx2, {dot_avx2<0>, dot_avx2<0, 1>, dot_avx2<0, 1, 2>, dot_avx2<0, 1, 2, 3>}};
 constexpr Int8Kernels kAvx512 = {
-    8,
+    12,
     1,
     prepare_avx512,
     {dot_avx512<0>, dot_avx512<0, 1>, dot_avx512<0, 1, 2>, dot_avx512<0, 1, 2, 3>, dot_avx512<0, 1, 2, 3, 4>,
-     dot_avx512<0, 1, 2, 3, 4, 5>, dot_avx512<0, 1, 2, 3, 4, 5, 6>, dot_avx512<0, 1, 2, 3, 4, 5, 6, 7>}};
+     dot_avx512<0, 1, 2, 3, 4, 5>, dot_avx512<0, 1, 2, 3, 4, 5, 6>, dot_avx512<0, 1, 2, 3, 4, 5, 6, 7>,
+     dot_avx512<0, 1, 2, 3, 4, 5, 6, 7, 8>, dot_avx512<0, 1, 2, 3, 4, 5, 6, 7, 8, 9>,
+     dot_avx512<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10>, dot_avx512<0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11>}};
 
 #endif  // SK_X86
 

@@ -6,7 +6,7 @@
 
 namespace sk {
 
-constexpr int kMaxTileRows = 8;
+constexpr int kMaxTileRows = 12;
 
 // A stretch of one panel, and the rows of x that meet it: some whole scale groups, or (groups = 1) a part of one.
 struct Int8Tile {

@@ -27,9 +27,9 @@ SK_TARGET_AVX2_BEGIN
 uint64_t read_avx2(const char* p, int64_t n) {
   __m256i a[4];
   for (int j = 0; j < 4; ++j) a[j] = _mm256_setzero_si256();
-  const Fetch fetch(p, Pace::kMemory);
+  const Fetch<Pace::kMemory> fetch;
   for (int64_t i = 0; i < n; i += kBlock) {
-    for (int64_t line = 0; line < kBlock; line += 64) fetch.step(i + line);
+    fetch.four_lines(p + i), fetch.four_lines(p + i + 256);
     for (int64_t b = 0; b < kBlock; b += 128)
       for (int j = 0; j < 4; ++j)
         a[j] = _mm256_xor_si256(a[j], _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + i + b + 32 * j)));
