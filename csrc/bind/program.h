@@ -4,9 +4,12 @@
 // Python they can be kept here, as plain numbers, and made again without it.
 #pragma once
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -18,14 +21,28 @@ using release_gil = py::call_guard<py::gil_scoped_release>;
 
 class Program {
  public:
-  void keep(std::function<void()> call) { calls_.push_back(std::move(call)); }
+  void keep(const char* name, std::function<void()> call) { calls_.push_back({name, std::move(call)}); }
   size_t size() const { return calls_.size(); }
   void run() const {
-    for (const auto& call : calls_) call();
+    for (const Call& call : calls_) call.make();
+  }
+  // Runs, too, and says how many seconds each call took, for benchmarks.
+  std::vector<std::pair<std::string, double>> time() const {
+    std::vector<std::pair<std::string, double>> seconds;
+    for (const Call& call : calls_) {
+      const auto start = std::chrono::steady_clock::now();
+      call.make();
+      seconds.emplace_back(call.name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    }
+    return seconds;
   }
 
  private:
-  std::vector<std::function<void()>> calls_;
+  struct Call {
+    const char* name;
+    std::function<void()> make;
+  };
+  std::vector<Call> calls_;
 };
 
 // A module whose kernels, the functions bound with release_gil that return nothing, can be called in two ways: with
@@ -46,7 +63,7 @@ class Kernels : public py::module_ {
     py::module_::def(name, function, guard);
     if constexpr (std::is_void_v<R>)
       py::module_::def(name,
-                       [function](Program& program, A... arguments) { program.keep([=] { function(arguments...); }); });
+                       [=](Program& program, A... arguments) { program.keep(name, [=] { function(arguments...); }); });
   }
 };
 
@@ -54,7 +71,8 @@ inline void bind_program(py::module_& m) {
   py::class_<Program>(m, "Program")
       .def(py::init<>())
       .def("__len__", &Program::size)
-      .def("run", &Program::run, release_gil());
+      .def("run", &Program::run, release_gil())
+      .def("time", &Program::time, release_gil());
 }
 
 }  // namespace sk::bind

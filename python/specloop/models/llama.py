@@ -153,16 +153,16 @@ class Llama:
             raise ValueError(f"tokens: expected ids in [0, {self.vocab_size}), got {min(tokens)} to {max(tokens)}")
         ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
         logits = self._logits[:last] if last <= REPEATED else self._logits.new_empty(last, self.vocab_size)
+        first = n - last  # the first position whose logits are wanted
         for start in range(0, n, CHUNK):
-            chunk = ids[start : start + CHUNK]
-            stop = start + len(chunk)
-            wanted = max(0, min(len(chunk), stop - (n - last)))  # rows of this chunk that are among the last
-            self._pass(chunk, cache, logits[stop - wanted - (n - last) : stop - (n - last)] if wanted else None)
+            stop = min(start + CHUNK, n)
+            wanted = logits[max(start, first) - first : stop - first] if stop > first else None
+            self._pass(ids[start:stop], stop - start, cache, wanted)
         return logits
 
-    def _pass(self, ids, cache, logits):
-        """One pass over the weights for all of ``ids``; logits (or None) takes the last rows."""
-        n, start, pages = len(ids), cache.length, cache.pages
+    def _pass(self, ids, n, cache, logits):
+        """One pass over the weights for the ``n`` ids; logits (or None) takes the last rows."""
+        start, pages = cache.length, cache.pages
         r = self._rows.get(n) or Rows(self._buffers, self.config, n)
         r.rotary.copy_(self._rotary[start : start + n])
         r.slots.copy_(self._slots[start : start + n])
@@ -172,7 +172,7 @@ class Llama:
             self._steps(r, pages, logits)
         else:
             self._rows[n] = r
-            key = n, 0 if logits is None else len(logits), torch.get_num_threads(), sk.forced_backend()
+            key = n, 0 if logits is None else logits.shape[0], torch.get_num_threads(), sk.forced_backend()
             again = pages.passes.get(key)
             if again is not None:
                 again()
@@ -191,7 +191,7 @@ class Llama:
             sk.gated_mlp(r.mixed, layer.mlp_norm, eps, layer.gate_up, layer.down, out=r.delta, **add)
             x, before = r.delta, add
         if logits is not None:
-            last = slice(len(r.hidden) - len(logits), None)
+            last = slice(r.hidden.shape[0] - logits.shape[0], None)
             hidden = r.hidden[last]
             sk.rms_norm_linear(
                 r.delta[last], self.norm, eps, self.head, residual=hidden, residual_out=hidden, out=logits

@@ -1,0 +1,115 @@
+"""Where the time of a decoder pass goes: in compiled code or in Python, and which call takes how long for its bytes.
+
+    python bench/bench_pass.py [--rows 1 5] [--past N] [--kv int8|f16|f32] [--rounds N] [--quick] [--json]
+
+A pass of SmolLM2-135M (int8) over a few rows behind ``--past`` tokens, made by ``Llama.forward``; the same without its
+compiled calls, in turn with it: that is Python's share. Then every call by itself, with the bytes of weights, keys and
+values that it reads, and their rate in percent of a plain read with as many threads.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections import defaultdict
+
+import torch
+
+from specdec_kernels import native
+from specloop.pair import load
+
+
+def seconds(run):
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def read_bandwidth(size=256 << 20):
+    """Bytes per second of a plain read from memory."""
+    data = torch.zeros(size, dtype=torch.uint8)
+    read = lambda: native.cpu.read_bytes(data.data_ptr(), size, torch.get_num_threads())
+    return size / min(seconds(read) for _ in range(5))
+
+
+def bytes_read(model, cache, length):
+    """Per call of a pass, in order: what it reads besides activations."""
+    kv = cache.pages.page_nbytes / len(model.layers) * length / 64
+    per_layer = [(layer.qkv.nbytes, kv, layer.attention_out.nbytes, layer.gate_up.nbytes + layer.down.nbytes)
+                 for layer in model.layers]  # fmt: skip
+    return [size for layer in per_layer for size in layer] + [model.head.nbytes]
+
+
+def measure(model, rows, past, rounds):
+    cache = model.new_cache(past + rows)
+    ids = list(range(100, 100 + past + rows))
+    model.forward(ids[:past], cache, last=0)
+    for _ in range(3):
+        model.forward(ids[past:], cache, last=rows)
+        cache.truncate(past)
+    key = rows, rows, torch.get_num_threads(), None
+    passes, program = cache.pages.passes, cache.pages.passes[key].__self__.program
+    whole, python, calls = [], [], []
+    for _ in range(rounds):
+        for run, times in ((passes[key], whole), (lambda: None, python)):
+            kept, passes[key] = passes[key], run
+            times.append(seconds(lambda: model.forward(ids[past:], cache, last=rows)))
+            passes[key] = kept
+            cache.truncate(past)
+        calls.append(program.time())
+    table = defaultdict(lambda: [0, 0.0, 0])
+    for i, size in enumerate(bytes_read(model, cache, past + rows)):
+        name = calls[0][i][0] if i < len(calls[0]) - 1 else "head"
+        line = table[name]
+        line[0], line[2] = line[0] + 1, line[2] + size
+        line[1] += statistics.median(call[i][1] for call in calls)
+    pass_s, python_s = statistics.median(whole), statistics.median(python)
+    return {
+        "rows": rows,
+        "calls": len(program),
+        "pass_ms": pass_s * 1e3,
+        "least_pass_ms": min(whole) * 1e3,
+        "python_ms": python_s * 1e3,
+        "python_percent": 100 * python_s / pass_s,
+        "table": [
+            {"call": name, "count": n, "us_each": s / n * 1e6, "mb": size / 1e6, "gb_per_s": size / s / 1e9}
+            for name, (n, s, size) in table.items()
+        ],
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 5])
+    parser.add_argument("--past", type=int, default=256, help="tokens in the cache")
+    parser.add_argument("--kv", default="int8")
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--quick", action="store_true", help="9 rounds")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if native.cpu is None:
+        raise SystemExit(f"no compiled calls to measure: {native.cpu_reason}")
+    model = load("smollm2", draft="none", kv=options.kv).model
+    plain = read_bandwidth() / 1e9
+    report = {"name": "pass", "threads": torch.get_num_threads(), "kv": options.kv, "past": options.past}
+    report["read_gb_per_s"] = plain
+    rounds = 9 if options.quick else options.rounds
+    report["passes"] = [measure(model, rows, options.past, rounds) for rows in options.rows]
+    if options.json:
+        print(json.dumps(report))
+        return
+    print(f"{report['threads']} threads, plain read {plain:.1f} GB/s, {options.past} tokens before, kv {options.kv}")
+    for p in report["passes"]:
+        print(
+            f"\n{p['rows']} row(s): {p['pass_ms']:.2f} ms (least {p['least_pass_ms']:.2f}), {p['calls']} calls; "
+            f"Python {p['python_ms']:.2f} ms: {p['python_percent']:.1f} %"
+        )
+        for line in p["table"]:
+            print(
+                f"  {line['call']:<16} {line['count']:>3} x {line['us_each']:7.1f} us  {line['mb']:7.1f} MB  "
+                f"{line['gb_per_s']:5.1f} GB/s  {100 * line['gb_per_s'] / plain:4.0f} % of a read"
+            )
+
+
+if __name__ == "__main__":
+    main()
