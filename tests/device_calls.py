@@ -89,4 +89,21 @@ def dequantize_int8(number):
     return sk.dequantize_int8, arguments, {"dtype": rng.choice(FLOATS)}
 
 
-MAKERS = {f.__name__: f for f in (verify, verify_tree, sample, quantize_int8, dequantize_int8)}
+def linear_int8(number):
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    k, group = rng.choice([(1, None), (33, None), (64, 64), (100, 4), (390, 130), (576, 64), (4096, 64), (4100, None)])
+    n, rows = rng.choice([1, 16, 17, 65]), rng.choice([0, 1, 2, 8, 9, 16, 33])
+    w = torch.randn(n, k, generator=generator)
+    weight = sk.pack_int8(w, group_size=group, rotate=group in (4, 64) and rng.random() < 0.5)
+    dtype = rng.choice(FLOATS)
+    x = torch.randn(rows, k + 3, generator=generator).to(dtype)
+    x = x[:, 2:-1] if rng.random() < 0.3 else x[:, :k].contiguous()  # rows of any alignment
+    if rows and rng.random() < 0.3:
+        x[-1, rng.randrange(k)] = rng.choice([torch.nan, torch.inf, 0.0])
+    if not weight.rotated and rng.random() < 0.3:
+        x = sk.quantize_int8(x, group_size=rng.choice([None, group]))
+    bias = rng.choice([None, torch.randn(n, generator=generator), torch.randn(n, generator=generator).to(dtype)])
+    return sk.linear_int8, (x, weight, bias), {}
+
+
+MAKERS = {f.__name__: f for f in (verify, verify_tree, sample, quantize_int8, dequantize_int8, linear_int8)}

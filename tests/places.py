@@ -97,11 +97,13 @@ def place(name):
 
 
 def put(value, device):
-    """The tensors in nested tuples and dicts, moved; a matrix keeps the distance of its rows."""
+    """The tensors and packed weights in nested tuples and dicts, moved; a matrix keeps the distance of its rows."""
     if isinstance(value, torch.Tensor):
         if value.dim() == 2 and value.shape[0] > 1 and value.stride(0) > value.shape[1]:
             frame = torch.empty(value.shape[0], value.stride(0), dtype=value.dtype, device=device)
             return frame[:, : value.shape[1]].copy_(value)
+        return value.to(device)
+    if isinstance(value, sk.Int8Weight):
         return value.to(device)
     if isinstance(value, dict):
         return {key: put(item, device) for key, item in value.items()}

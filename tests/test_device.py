@@ -60,7 +60,7 @@ def agrees(place, call):
     """Whether the place gives what the CPU gives; False where only a comparison too close to call differs."""
     function, arguments, options = call
     want, normalised = captured(function, *arguments, **options)
-    exact = "quantize" in function.__name__
+    exact = "int8" in function.__name__
     different = differences(on(place, call), want, exact)
     if not different:
         return True
@@ -86,6 +86,15 @@ def test_random_calls_agree_with_the_cpu(place, operation):
     count = CALLS.get(place.name, MORE)
     fragile = sum(not agrees(place, device_calls.MAKERS[operation](number)) for number in range(count))
     assert fragile <= max(1, count // 50), f"{fragile} of {count} calls differ in a fragile comparison"
+
+
+def test_any_unit_of_multiplication_gives_the_same_bits(place, monkeypatch):
+    need(place, "linear_int8")
+    if place.name == "triton":
+        pytest.skip("triton: the unit is not an option; cuda, hip and the emulator run this")
+    monkeypatch.setattr(gpu.linear, "UNIT", 0)
+    for number in range(CALLS.get(place.name, MORE)):
+        assert agrees(place, device_calls.linear_int8(1000 + number))
 
 
 @pytest.mark.parametrize("requests", [1, 2, 8])

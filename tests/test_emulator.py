@@ -25,7 +25,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.mark.parametrize(("wave", "order"), CONFIGURATIONS)
-@pytest.mark.parametrize("name", ["block_reduction", "wave_reduction", "early_return", "stale_shared"])
+@pytest.mark.parametrize("name", ["block_reduction", "wave_reduction", "matrix_unit", "early_return", "stale_shared"])
 def test_correct_kernels_pass(name, wave, order):
     assert _selftest(name, wave, order) == "right"
 
@@ -38,6 +38,7 @@ def test_correct_kernels_pass(name, wave, order):
         ("overrun", "a write beyond a shared array"),
         ("split_barrier", "hang: no thread of block 0 can run"),
         ("returned_lane", "a lane of the wave has returned"),
+        ("other_matrix_unit", "a matrix instruction of the other wave size"),
         ("thrown", "thread 7"),
     ],
 )

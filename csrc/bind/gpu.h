@@ -28,6 +28,7 @@ inline void check(int code, const char* operation) {
     throw std::runtime_error(std::string(operation) + ": " + error_name(code) + ": " + error_text(code));
 }
 
+void bind_linear(py::module_& m);
 void bind_quantize(py::module_& m);
 void bind_verify(py::module_& m);
 

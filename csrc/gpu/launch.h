@@ -113,6 +113,32 @@ int verify_tree(const Verify& args, int device, void* stream);
 int quantize_int8(const QuantizeInt8& args, Dtype dtype, int device, void* stream);
 int dequantize_int8(const DequantizeInt8& args, Dtype dtype, int device, void* stream);
 
+// ---- linear ----
+
+// y = x w^T (+ bias) with w in the packed layout of specdec_kernels/int8_weight.py. x: floats, or codes with scales.
+struct LinearInt8 {
+  int64_t rows;
+  const void* x;
+  int64_t x_stride;
+  PerGroup<const float> x_scale;  // of codes
+  int64_t n, k, group;
+  bool rotated;
+  const uint8_t* codes;  // [panels][groups * steps][16][4]
+  const float* scale;    // [panels][groups][16]
+  const void* bias;      // or null
+  Dtype bias_type;
+  void* out;
+  Dtype out_type;
+  int64_t out_stride;
+  void* workspace;
+};
+enum class LinearX : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kCodes = 3 };
+enum class LinearUnit : int32_t { kBest = -1, kDot = 0, kMatrix = 1 };  // what multiplies: as suits the call, or that
+
+constexpr int64_t kLongestRotation = 4096;               // a rotated group is at most this long
+int64_t plan_linear(int64_t rows, int64_t k, int64_t group);  // bytes of the workspace
+int linear_int8(const LinearInt8& args, LinearX type, LinearUnit unit, int device, void* stream);
+
 int probe();  // 0 if this build can run on the current device, else why not
 const char* error_name(int code);
 const char* error_text(int code);

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from .. import native
-from . import quantize, verify
+from . import linear, quantize, verify
 
 
 def load(backend):
@@ -27,7 +27,11 @@ def load(backend):
 
 def operations(compiled, place):
     """The operations that a compiled module serves. ``place(tensor)`` gives the device's number and a stream handle."""
-    return {**quantize.bind(compiled, place), **verify.bind(compiled, place)}
+    return {
+        **quantize.bind(compiled, place),
+        **linear.bind(compiled, place),
+        **verify.bind(compiled, place),
+    }
 
 
 def _place(tensor):

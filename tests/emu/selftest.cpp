@@ -44,6 +44,59 @@ bool wave_reduction() {
   return true;
 }
 
+// A x B for A [16, 32] and B [32, columns] of int8, started from D = (row - column), against a plain triple loop.
+bool matrix_unit() {
+  const bool wide = simt::config.wave == 64;
+  const int columns = wide ? 16 : 8;
+  std::mt19937 random(7);
+  std::vector<int8_t> a(16 * 32), b(32 * columns);
+  for (auto* matrix : {&a, &b})
+    for (int8_t& v : *matrix) v = random() % 4 == 0 ? -128 : static_cast<int8_t>(random());
+  const auto word = [](const std::vector<int8_t>& m, int first, int step) {  // four values of k
+    uint32_t bits = 0;
+    for (int i = 0; i < 4; ++i) bits |= static_cast<uint32_t>(static_cast<uint8_t>(m[first + i * step])) << 8 * i;
+    return bits;
+  };
+  std::vector<int32_t> d(16 * columns, -1);
+  simt::launch(1, 64, [&] {
+    const int l = static_cast<int>(threadIdx.x) % wave(), r = wide ? l % 16 : l / 4, j = wide ? l / 16 : l % 4;
+    const auto of_a = [&](int row, int k) { return word(a, row * 32 + 4 * k, 1); };
+    const uint32_t of_b[2] = {word(b, 4 * j * columns + r, columns), word(b, 4 * (j + 4) * columns + r, columns)};
+    const auto place = [&](int i) {
+      return wide ? std::make_pair(4 * j + i, r) : std::make_pair(r + i / 2 * 8, 2 * j + i % 2);
+    };
+    int32_t sum[4];
+    for (int i = 0; i < 4; ++i) sum[i] = place(i).first - place(i).second;
+    if (wide) {
+      const uint32_t two[2] = {of_a(r, j), of_a(r, j + 4)};
+      sk::gpu::matrix_multiply(sum, two, of_b);
+    } else {
+      const uint32_t four[4] = {of_a(r, j), of_a(r + 8, j), of_a(r, j + 4), of_a(r + 8, j + 4)};
+      sk::gpu::matrix_multiply(sum, four, of_b);
+    }
+    for (int i = 0; i < 4; ++i) d[place(i).first * columns + place(i).second] = sum[i];
+  });
+  for (int row = 0; row < 16; ++row)
+    for (int column = 0; column < columns; ++column) {
+      int32_t want = row - column;
+      for (int k = 0; k < 32; ++k) want += a[row * 32 + k] * b[k * columns + column];
+      if (d[row * columns + column] != want) return false;
+    }
+  return true;
+}
+
+bool other_matrix_unit() {  // the instruction of the other wave size
+  simt::launch(1, 64, [&] {
+    int32_t sum[4] = {};
+    const uint32_t a[4] = {}, b[2] = {};
+    if (wave() == 32)
+      sk::gpu::matrix_multiply(sum, b, b);
+    else
+      sk::gpu::matrix_multiply(sum, a, b);
+  });
+  return true;
+}
+
 bool early_return() {  // half of the threads leave before the barrier
   std::vector<int> y(kThreads, -1);
   simt::launch(1, kThreads, [&] {
@@ -138,6 +191,8 @@ bool thrown() {
 const std::vector<std::pair<std::string, bool (*)()>> kTests = {
     {"block_reduction", block_reduction},
     {"wave_reduction", wave_reduction},
+    {"matrix_unit", matrix_unit},
+    {"other_matrix_unit", other_matrix_unit},
     {"early_return", early_return},
     {"missing_barrier", missing_barrier},
     {"thirty_two_lanes", thirty_two_lanes},

@@ -60,8 +60,7 @@ struct Thread {
   Index index;
   State state = State::kDone;
   Where where{};
-  uint64_t given = 0, got = 0;  // of a wave exchange
-  int source = 0;               // the lane whose `given` this thread wants
+  void* operands = nullptr;  // of an operation of the whole wave: what this lane brings and gets
   ucontext_t start;  // of the fiber; from then on it is left and resumed by jumps, which ask the kernel for nothing
   jmp_buf place;
   bool started = false;
@@ -128,11 +127,12 @@ inline void barrier(Where where) {
   if (me->state == State::kAtBarrier) wait(State::kAtBarrier, where);
 }
 
-// All lanes of the wave take part; the value of lane `source` comes back. The last to arrive checks and serves all.
-inline uint64_t exchange(uint64_t given, int source, Where where) {
+// An operation of the whole wave: each lane brings its operands, which live on its stack while it waits. The last one to
+// arrive checks that all are at the same place and runs serve(the lanes' operands, how many lanes).
+template <class Operands, class Serve>
+void together(Operands& mine, Where where, const Serve& serve) {
   Thread* me = self;
-  me->given = given;
-  me->source = source;
+  me->operands = &mine;
   me->state = State::kInWave;
   me->where = where;
   Thread* first = me - lane();
@@ -144,18 +144,33 @@ inline uint64_t exchange(uint64_t given, int source, Where where) {
       if (t->state == State::kDone) throw std::logic_error(where.text() + ": a lane of the wave has returned");
   if (exchanging < static_cast<unsigned>(lanes)) {
     wait(State::kInWave, where);
-    return me->got;
+    return;
   }
   exchanging = 0;
+  std::vector<Operands*> all;
   for (Thread* t = first; t < first + lanes; ++t) {
     if (!(t->where == where))
       throw std::logic_error(where.text() + ": another lane is in a different exchange, in " + t->where.text());
-    if (t->source < 0 || t->source >= lanes) throw std::logic_error(where.text() + ": no such lane");
-    t->got = first[t->source].given;
+    all.push_back(static_cast<Operands*>(t->operands));
   }
+  serve(all, lanes);
   for (Thread* t = first; t < first + lanes; ++t) t->state = State::kRunnable;
   block->released = true;
-  return me->got;
+}
+
+// The value of lane `source` comes back.
+inline uint64_t exchange(uint64_t given, int source, Where where) {
+  struct Operands {
+    uint64_t given, got;
+    int source;
+  } mine{given, 0, source};
+  together(mine, where, [&](const std::vector<Operands*>& all, int lanes) {
+    for (Operands* lane : all) {
+      if (lane->source < 0 || lane->source >= lanes) throw std::logic_error(where.text() + ": no such lane");
+      lane->got = all[lane->source]->given;
+    }
+  });
+  return mine.got;
 }
 
 template <class T>
@@ -172,6 +187,43 @@ inline bool any_in_wave(bool value, const char* file = __builtin_FILE(), int lin
   for (int distance = config.wave / 2; distance > 0; distance /= 2)
     value = shuffle_xor(value, distance, file, line) || value;
   return value;
+}
+
+// Four signed bytes times four, added to c modulo 2^32.
+inline int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
+  uint32_t sum = static_cast<uint32_t>(c);
+  for (int shift = 0; shift < 4 * 8; shift += 8)
+    sum += static_cast<uint32_t>(static_cast<int8_t>(a >> shift) * static_cast<int8_t>(b >> shift));
+  return static_cast<int32_t>(sum);
+}
+
+// D = A B + D by the matrix unit of a wave, A [16, 8 words], B [8 words, columns], words of four signed bytes along k.
+// Where each element lives is what the vendors' manuals say: NVIDIA's mma.m16n8k32 on 32 lanes (8 columns; a: rows r and
+// r + 8, words j and j + 4), AMD's mfma of 16x16x16 twice on 64 (16 columns; a: row r, one word of each).
+template <int kWave, int kWords>
+void matrix_multiply(int32_t (&d)[4], const uint32_t (&a)[kWords], const uint32_t (&b)[2],
+                     const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  struct Operands {
+    const uint32_t *a, *b;
+    int32_t* d;
+  } mine{a, b, d};
+  if (config.wave != kWave) throw std::logic_error("a matrix instruction of the other wave size");
+  together(mine, Where{file, line}, [](const std::vector<Operands*>& all, int lanes) {
+    if (lanes != kWave) throw std::logic_error("a matrix instruction in a wave that is not full");
+    constexpr bool kNvidia = kWave == 32;
+    for (int l = 0; l < kWave; ++l)
+      for (int i = 0; i < 4; ++i) {
+        const int row = kNvidia ? l / 4 + 8 * (i / 2) : 4 * (l / 16) + i;
+        const int column = kNvidia ? 2 * (l % 4) + i % 2 : l % 16;
+        for (int j = 0; j < 4; ++j)
+          for (int half = 0; half < 2; ++half) {
+            const Operands& of_a = *all[kNvidia ? row % 8 * 4 + j : 16 * j + row];
+            const Operands& of_b = *all[kNvidia ? column * 4 + j : 16 * j + column];
+            int32_t& sum = all[l]->d[i];
+            sum = dot4(of_a.a[kNvidia ? row / 8 + 2 * half : half], of_b.b[half], sum);
+          }
+      }
+  });
 }
 
 template <class T>
