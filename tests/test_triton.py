@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +55,32 @@ def test_interpreted_kernels_on_the_public_cases(tmp_path):
     need_triton()
     done = interpreted(tmp_path, tests=CASES)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+UNITS = {
+    "sm_80": {
+        "linear": r"mma\.sync\.aligned\.m16n8k32\.\S*s32\.s8\.s8\.s32",
+        "attend": r"mma\.sync\S*\.bf16\.bf16\.f32",
+    },
+    "gfx90a": {"linear": "v_mfma_i32_16x16x16i8", "attend": "v_mfma_f32_16x16x16bf16"},
+}
+
+
+@pytest.mark.parametrize("target", UNITS)
+def test_products_run_on_the_matrix_units(target, tmp_path):
+    """Ahead of time, in a process that does not interpret; no GPU needed."""
+    need_triton()
+    code = """if True:
+        import json, sys, triton_aot
+        wanted = "linear 16 rows of codes", "attend bf16 int8 64"
+        found = {f.name: triton_aot.compile_form(f, sys.argv[1]).asm for f in triton_aot.forms() if f.name in wanted}
+        print(json.dumps({name.split()[0]: asm.get("ptx") or asm["amdgcn"] for name, asm in found.items()}))
+    """
+    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code, target], cwd=TESTS, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for name, code in json.loads(done.stdout.splitlines()[-1]).items():
+        assert re.search(UNITS[target][name], code), name
 
 
 def test_importing_the_package_does_not_import_triton():

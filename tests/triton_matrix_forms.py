@@ -9,13 +9,14 @@ def matrix_forms(form):
 
 def linear_forms(form):
     """Groups of 64 and one scale per row; float rows quantised in the prologue and rows of codes."""
-    from specdec_kernels.triton_kernels.linear import int8_dots, linear_kernel, quantize_kernel, sum_kernel
+    from specdec_kernels.triton_kernels.linear import int8_dots, linear_kernel, sum_kernel
+    from specdec_kernels.triton_kernels.rotation import rotate_quantize_kernel
 
     types = {
         "codes": "*u8", "w_scale": "*fp32", "x_scale": "*fp32", "bias": "*bf16", "out": "*bf16", "q": "*i8",
         "scale": "*fp32", "parts": None, "part_scale": None,
         "S": 4, "K": 64, "LONG": False, "STAGES": 0, "INT8": int8_dots,
-        **dict.fromkeys(("x_stride", "out_stride", "n", "k", "group", "steps"), "i32:16"),
+        **dict.fromkeys(("x_stride", "out_stride", "stride", "n", "group", "steps"), "i32:16"),
     }  # fmt: skip
     prologue = {**types, "x": "*bf16", "x_scale": None}
     pair = {**types, "x": "*i8", "ROWS": 16}
@@ -28,8 +29,9 @@ def linear_forms(form):
         form("linear 1 row split", linear_kernel, 128, **split | {"x": "*bf16", "x_scale": None}, ROWS=1),
         form("linear 16 rows of codes split", linear_kernel, 128, **split | pair | {"LONG": True}),
         form("linear sum of splits", sum_kernel, 128, **types | {"parts": "*i32", "C": 256}),
-        form("linear quantize", quantize_kernel, 128, **types | {"x": "*bf16", "S": 1, "K": 4096}),
-        form("linear rotate and quantize", quantize_kernel, 128, **types | {"x": "*bf16", "S": 16, "STAGES": 6}),
+        form(
+            "rotate and quantize", rotate_quantize_kernel, 128, **types | {"x": "*bf16", "B": 16, "L": 64, "STAGES": 6}
+        ),
     ]
 
 

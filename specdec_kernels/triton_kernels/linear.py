@@ -27,77 +27,16 @@ import triton.language as tl
 
 from ..registry import Unsupported
 from . import interpreted
-from .codes import store_rounded, widened
+from .codes import Grid, Range, codes_of, grid_of, store_rounded, survey, widened, wider
 from .launch import launch, on_device, target
+from .quantize import quantize_int8
+from .rotation import rotate_quantize_kernel, rotated
+from .tiles import tile
 
 PANEL = tl.constexpr(16)
 LONGEST = 256  # values of a turn of the loop: 4 KiB of weights
 PROLOGUE = 8192  # values of x that every program may quantise
 SHORTEST = 4  # turns that are worth a program of their own
-WIDEST = 16384  # values of a group in the registers of a program
-MAGIC = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding and taking it away rounds half to even
-TINY = tl.constexpr(127 * 2.0**-126)  # rows below have scale 0
-
-
-# ---- quantising ------------------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def magnitudes(x):
-    """|x| as integers of the same order, in which NaN is more than infinity."""
-    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-
-
-@triton.jit
-def scale_of(largest):
-    """The scale of a group from the largest of its magnitudes()."""
-    largest = largest.to(tl.float32, bitcast=True)
-    return tl.where(largest < TINY, 0.0, tl.div_rn(largest, tl.full(largest.shape, 127.0, tl.float32)))
-
-
-@triton.jit
-def codes_of(x, scale):
-    """int8 codes of x [..., K] with scales [..., 1]; 0 where a scale is 0, infinite or NaN."""
-    usable = (scale > 0.0) & (scale < float("inf"))
-    v = tl.div_rn(x, tl.broadcast_to(tl.where(usable, scale, 1.0), x.shape))
-    v = tl.where(usable, (v + MAGIC) - MAGIC, 0.0)
-    return tl.minimum(tl.maximum(v, -127.0), 127.0).to(tl.int8)
-
-
-@triton.jit
-def rotated(x, S: tl.constexpr, R: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr):
-    """x [S, R, K], 2^STAGES values at a time times the Hadamard matrix / 2^STAGES, neighbours before distant ones."""
-    for stage in tl.static_range(STAGES):
-        pairs = tl.permute(tl.reshape(x, [S, R, K // (2 * 2**stage), 2, 2**stage]), (0, 1, 2, 4, 3))
-        a, b = tl.split(pairs)
-        x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 2, 4, 3)), [S, R, K])
-    return x * (0.5**STAGES)
-
-
-@triton.jit
-def quantize_kernel(x, stride, q, scale, k, group, groups, S: tl.constexpr, K: tl.constexpr, STAGES: tl.constexpr):
-    """Programs (row, S of its groups of K or more). STAGES > 0: x is rotated first, in groups of 2^STAGES."""
-    row = tl.program_id(0).to(tl.int64)
-    g = tl.program_id(1) * S + tl.arange(0, S)[:, None, None]
-    largest = tl.zeros([S, 1, 1], tl.int32)
-    for first in range(0, group, K):
-        at = first + tl.arange(0, K)[None, None, :]
-        v = widened(tl.load(x + row * stride + g * group + at, mask=(at < group) & (g < groups), other=0.0))
-        if STAGES > 0:
-            v = rotated(v, S, 1, K, STAGES)
-        largest = tl.maximum(largest, tl.max(magnitudes(v), axis=2, keep_dims=True))
-    s = scale_of(largest)
-    tl.store(scale + row * groups + g, s, mask=g < groups)
-    for first in range(0, group, K):
-        at = first + tl.arange(0, K)[None, None, :]
-        mask = (at < group) & (g < groups)
-        v = widened(tl.load(x + row * stride + g * group + at, mask=mask, other=0.0))
-        if STAGES > 0:
-            v = rotated(v, S, 1, K, STAGES)
-        tl.store(q + row * k + g * group + at, codes_of(v, s), mask=mask)
-
-
-# ---- the product -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -157,70 +96,74 @@ def linear_kernel(
     ROWS: tl.constexpr, S: tl.constexpr, K: tl.constexpr, LONG: tl.constexpr, STAGES: tl.constexpr,
     INT8: tl.constexpr,
 ):  # fmt: skip
-    """Programs (ROWS rows, panel, part of the turns). LONG: the S slices of a turn are parts of one group; STAGES as
-    in quantize_kernel."""
+    """Programs (ROWS rows, panel, part of the turns). LONG: the S slices of a turn are parts of one group. STAGES as in
+    rotation.py. x is handled as S * ROWS units of K values: slice by slice, all rows of a slice."""
     panel = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    lane = tl.arange(0, PANEL)
-    slot = tl.arange(0, S)
+    base = tl.program_id(0) * ROWS
+    unit, slot, at = tl.arange(0, S * ROWS), tl.arange(0, S), tl.arange(0, K)[None, :]
+    row, lane = base + tl.arange(0, ROWS), tl.arange(0, PANEL)
+    row_of, slot_of = base + unit % ROWS, unit // ROWS
+    real = (row_of < rows)[:, None]
+    x += (row_of.to(tl.int64) * x_stride)[:, None]
     codes += panel * groups * steps * 64
     w_scale += panel * groups * PANEL
-    x += row.to(tl.int64)[None, :, None] * x_stride
-    at = tl.arange(0, K)[None, None, :]
-    in_rows = row < rows
     y = tl.zeros([ROWS, PANEL], tl.float32)
     if LONG:
         begin = tl.program_id(2) * turns * (S * K)
         end = tl.minimum(begin + turns * (S * K), group)
         s_x = tl.zeros([ROWS], tl.float32)
         if x_scale is None:  # one scale per row
-            largest = tl.zeros([ROWS], tl.int32)
+            range_ = survey(tl.zeros([S * ROWS, K], tl.float32))
             for first in range(0, group, S * K):
-                k = first + slot[:, None, None] * K + at
-                v = widened(tl.load(x + k, mask=(k < group) & in_rows[None, :, None], other=0.0))
-                largest = tl.maximum(largest, tl.max(tl.max(magnitudes(v), axis=2), axis=0))
-            s_x = scale_of(largest)
+                k = first + (slot_of * K)[:, None] + at
+                range_ = wider(range_, survey(widened(tl.load(x + k, mask=(k < group) & real, other=0.0))))
+            largest = tl.max(tl.reshape(range_.magnitude, [S, ROWS]), axis=0)
+            s_x = grid_of(Range(largest, range_.low, range_.high), True).scale
+            s_unit = tl.reshape(tl.broadcast_to(s_x[None, :], [S, ROWS]), [S * ROWS])
             if part_scale is not None:
-                tl.store(part_scale + row, s_x, mask=in_rows & (panel + tl.program_id(2) == 0))
+                tl.store(part_scale + row, s_x, mask=(row < rows) & (panel + tl.program_id(2) == 0))
         for g in range(groups):
             acc = tl.zeros([S, ROWS, PANEL], tl.int32)
             for first in range(begin, end, S * K):
-                k = first + slot[:, None, None] * K + at
-                v = tl.load(x + g * group + k, mask=(k < end) & in_rows[None, :, None], other=0)
+                k = first + (slot_of * K)[:, None] + at
+                v = tl.load(x + g * group + k, mask=(k < end) & real, other=0)
                 if x_scale is None:
-                    v = codes_of(widened(v), s_x[None, :, None])
+                    v = codes_of(widened(v), Grid(s_unit, 0), 0, True, False, False)
                 step = first // 4 + slot[:, None] * (K // 4)
                 w = weights(codes + g * steps * 64, step, tl.full([S, 1], 0, tl.int32) + (end + 3) // 4, S, K)
-                acc += product(v, w, INT8)
+                acc += product(tl.reshape(v, [S, ROWS, K]), w, INT8)
             whole = tl.sum(acc, axis=0)
             if parts is None:
                 if x_scale is not None:
-                    s_x = tl.load(x_scale + row.to(tl.int64) * scale_stride + g * scale_step, mask=in_rows, other=0.0)
+                    of_row = x_scale + row.to(tl.int64) * scale_stride + g * scale_step
+                    s_x = tl.load(of_row, mask=row < rows, other=0.0)
                 s_w = tl.load(w_scale + g * PANEL + lane)
                 y += whole.to(tl.float32) * (s_x[:, None] * s_w[None, :])
             else:
                 channel = panel * PANEL + lane[None, :]
                 to = parts + (tl.program_id(2).to(tl.int64) * rows + row[:, None]) * n + channel
-                tl.store(to, whole, mask=in_rows[:, None] & (channel < n))
+                tl.store(to, whole, mask=(row < rows)[:, None] & (channel < n))
     else:
         for turn in range(turns):
-            g = turn * S + slot
-            here = (at < group) & (g < groups)[:, None, None] & in_rows[None, :, None]
-            v = tl.load(x + g[:, None, None] * group + at, mask=here, other=0)
+            g, g_of = turn * S + slot, turn * S + slot_of
+            v = tl.load(x + (g_of * group)[:, None] + at, mask=(at < group) & (g_of < groups)[:, None] & real, other=0)
             if x_scale is None:
                 v = widened(v)
                 if STAGES > 0:
-                    v = rotated(v, S, ROWS, K, STAGES)
-                s_x = scale_of(tl.max(magnitudes(v), axis=2))
-                v = codes_of(v, s_x[:, :, None])
+                    v = rotated(v, S * ROWS, K, STAGES)
+                grid = grid_of(survey(v), True)
+                s_x = grid.scale
+                v = codes_of(v, grid, 0, True, False, False)
             else:
-                of_row = x_scale + row.to(tl.int64)[None, :] * scale_stride + g[:, None] * scale_step
-                s_x = tl.load(of_row, mask=(g < groups)[:, None] & in_rows[None, :], other=0.0)
-            begin = tl.where(g < groups, g * steps, 0)[:, None]
-            w = weights(codes, begin, begin + tl.where(g < groups, steps, 0)[:, None], S, K)
-            s_w = tl.load(w_scale + g[:, None] * PANEL + lane[None, :], mask=(g < groups)[:, None], other=0.0)
-            acc = product(v, w, INT8)
-            y = add_in_order(y, acc.to(tl.float32) * (s_x[:, :, None] * s_w[:, None, :]), S, ROWS)
+                of_row = x_scale + row_of.to(tl.int64) * scale_stride + g_of * scale_step
+                s_x = tl.load(of_row, mask=(row_of < rows) & (g_of < groups), other=0.0)
+            here = (g < groups)[:, None]
+            begin = tl.where(here, g[:, None] * steps, 0)
+            w = weights(codes, begin, tl.where(here, begin + steps, 0), S, K)
+            s_w = tl.load(w_scale + g[:, None] * PANEL + lane[None, :], mask=here, other=0.0)
+            acc = product(tl.reshape(v, [S, ROWS, K]), w, INT8)
+            s = tl.reshape(s_x, [S, ROWS])[:, :, None] * s_w[:, None, :]
+            y = add_in_order(y, acc.to(tl.float32) * s, S, ROWS)
     if parts is None:
         finish(y, row[:, None], rows, panel * PANEL + lane[None, :], n, bias, out, out_stride)
 
@@ -247,17 +190,17 @@ def linear_int8(x, scale, weight, bias, out):
     if rows == 0 or n == 0:
         return
     k, group, groups = weight.k, weight.group_size, weight.groups
-    rotate = getattr(weight, "rotated", False) and scale is None
+    rotate = weight.rotated  # which only float rows can meet
     long = group > LONGEST
-    tile = 1 if rows == 1 else 4 if rows <= 4 else 16
+    together = 1 if rows == 1 else 4 if rows <= 4 else 16
     with on_device(x):
-        if scale is None and (tile * k > PROLOGUE or (long and (groups > 1 or rotate))):
+        if scale is None and (together * k > PROLOGUE or (long and (groups > 1 or rotate))):
             x, scale = quantized(x, group, rotate)
             rotate = False
         width = 64 if long else max(32, triton.next_power_of_2(group))
         slices = 4 if long else min(4, LONGEST // width, triton.next_power_of_2(groups))
         turns = triton.cdiv(group, slices * width) if long else triton.cdiv(groups, slices)
-        tiles, panels, splits = triton.cdiv(rows, tile), len(weight.codes), 1
+        tiles, panels, splits = triton.cdiv(rows, together), len(weight.codes), 1
         if long and groups == 1:
             splits = min(max(1, programs(x) // (tiles * panels)), triton.cdiv(turns, SHORTEST))
             turns = triton.cdiv(turns, splits)
@@ -272,7 +215,7 @@ def linear_int8(x, scale, weight, bias, out):
             linear_kernel, (tiles, panels, splits), 128,
             x, x.stride(0), *of_scale, weight.codes, weight.scale, bias, out, out.stride(0), parts, part_scale,
             rows, n, group, groups, -(-group // 4), turns,
-            ROWS=tile, S=slices, K=width, LONG=long, STAGES=group.bit_length() - 1 if rotate else 0,
+            ROWS=together, S=slices, K=width, LONG=long, STAGES=group.bit_length() - 1 if rotate else 0,
             INT8=interpreted() or int8_dots(target()),
         )  # fmt: skip
         if splits > 1:
@@ -286,15 +229,17 @@ def linear_int8(x, scale, weight, bias, out):
 def quantized(x, group, rotate):
     """(codes, scales) of the rows of x, rotated first if asked for."""
     rows, k = x.shape
-    width = min(triton.next_power_of_2(group), WIDEST)
-    if rotate and group > WIDEST:
-        raise Unsupported(f"rotation in groups of {group}")
-    slices = max(1, 1024 // width)
     groups = k // group
     q, scale = x.new_empty((rows, k), dtype=torch.int8), x.new_empty((rows, groups), dtype=torch.float32)
+    if not rotate:
+        quantize_int8(x, group, True, False, None, 0, q, scale, None, None)
+        return q, scale
+    together, long, threads = tile(group)
+    if group > long:
+        raise Unsupported(f"rotation in groups of {group}")
     launch(
-        quantize_kernel, (rows, triton.cdiv(groups, slices)), 128 if width < 8192 else 512,
-        x, x.stride(0), q, scale, k, group, groups, S=slices, K=width, STAGES=group.bit_length() - 1 if rotate else 0,
+        rotate_quantize_kernel, (triton.cdiv(rows * groups, together),), threads,
+        x, x.stride(0), q, scale, rows * groups, groups, B=together, L=long, STAGES=group.bit_length() - 1,
     )  # fmt: skip
     return q, scale
 

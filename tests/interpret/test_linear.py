@@ -75,6 +75,27 @@ def test_groups_of_many_rows(k, group):
         every_form(m, n, k, group, FLOATS[m % 3])
 
 
+@pytest.mark.parametrize("group", [1, 2, 16, 32, 64, 512])
+def test_rotated_weights(group):
+    """In the prologue (one row, groups of at most 256) and by a launch of its own."""
+    k = max(group, 32 // group * group)
+    weight = sk.pack_int8(torch.randn(20, k, generator=generator()), group_size=group, rotate=True)
+    for m, dtype in ((1, torch.bfloat16), (5, torch.float32)):
+        x = torch.randn(m, k, generator=generator(m)).to(dtype)
+        x[0, -1] = 100
+        assert agrees(x, weight)
+    x[1, 0], x[2, 1 % k], x[3] = torch.nan, torch.inf, 0
+    assert agrees(x, weight) and agrees(x[1:2], weight)
+
+
+def test_rotation_by_a_launch_equals_the_prologue(monkeypatch):
+    weight = sk.pack_int8(torch.randn(20, 192, generator=generator()), group_size=64, rotate=True)
+    x = torch.randn(3, 192, generator=generator(1))
+    want = both(x, weight)[0]
+    monkeypatch.setattr(linear, "PROLOGUE", 0)
+    assert torch.equal(both(x, weight)[0], want) and agrees(x, weight)
+
+
 @pytest.mark.parametrize("k", [32, 300])
 @pytest.mark.parametrize(("x", "w"), [(-128, -128), (127, -127), (-128, 127), (127, 127)])
 def test_extreme_codes(x, w, k):
