@@ -111,7 +111,7 @@ def decoder():
                 x, weight, residual = floats(rows, k, dtype=dtype), floats(k, dtype=dtype), floats(rows, k, dtype=dtype)
                 sk.rms_norm_linear(x, weight, 1e-5, gate_up, bias=floats(n))
                 sk.rms_norm_linear(x, weight, 1e-5, gate_up, residual=residual, residual_out=x)
-                sk.gated_mlp(x, weight, 1e-5, gate_up, down, residual=residual)
+                sk.gated_mlp(x, weight, 1e-5, gate_up, down, residual=residual, activation="gelu")
                 if dtype is torch.float32:
                     sk.gated_mlp(x, weight, 1e-5, floats(n, k), floats(k, n // 2))
     for dtype in (torch.float32, torch.int8):

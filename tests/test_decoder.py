@@ -88,7 +88,7 @@ def test_gated_mlp_is_its_four_steps(backend, dtype):
                     same(as_tuple(sk.gated_mlp(x, norm_weight, EPS, gate_up, down, **options)), (want, *h))
 
 
-@pytest.mark.parametrize("backend", ["reference"])
+@each_backend
 def test_gated_mlp_with_gelu_and_mixed_weights(backend):
     x, norm_weight = randn(5, 48), randn(48, seed=1)
     gate_up, down = weight(192, 48, "rotated", 3), weight(48, 96, "f32", 4)

@@ -462,9 +462,12 @@ void bind_decoder(Kernels& m) {
       release_gil());
   m.def(
       "gated_mlp",
-      [](FieldsOf<norm> rows, MatrixFields gate_up, MatrixFields down, uintptr_t out, int64_t out_stride, int threads) {
+      [](FieldsOf<norm> rows, MatrixFields gate_up, int gate, MatrixFields down, uintptr_t out, int64_t out_stride,
+         int threads) {
+        require(gate >= 0 && gate < static_cast<int>(sk::Gate::kCount), "gate: no such function");
         const sk::NormArgs args = std::apply(norm, rows);
-        sk::gated_mlp(args, matrix(gate_up, args), matrix(down, args), {pointer<void>(out), out_stride}, threads);
+        sk::gated_mlp(args, matrix(gate_up, args), static_cast<sk::Gate>(gate), matrix(down, args),
+                      {pointer<void>(out), out_stride}, threads);
       },
       release_gil());
 }

@@ -9,7 +9,7 @@
 namespace sk {
 namespace {
 
-constexpr int64_t kBlock = 64;
+constexpr int64_t kBlock = Int8Rows::kMost;
 
 int64_t size_of(Dtype type) { return type == Dtype::kF32 ? 4 : 2; }
 
@@ -70,7 +70,8 @@ void rms_norm_linear(const NormArgs& norm, const Matrix& weight, const Int8Bias&
   }
 }
 
-void gated_mlp(const NormArgs& norm, const Matrix& gate_up, const Matrix& down, const PlainRows& out, int threads) {
+void gated_mlp(const NormArgs& norm, const Matrix& gate_up, Gate gate, const Matrix& down, const PlainRows& out,
+               int threads) {
   thread_local Scratch scratch;
   const int64_t block = norm.rows < kBlock ? norm.rows : kBlock, width = rows_of(gate_up) / 2;
   const int64_t row = (3 * width) * size_of(norm.dtype);
@@ -79,10 +80,11 @@ void gated_mlp(const NormArgs& norm, const Matrix& gate_up, const Matrix& down, 
   for (int64_t row0 = 0; row0 < norm.rows; row0 += kBlock) {
     NormArgs part = block_of(norm, row0, nullptr, threads);
     rms_norm_linear(part, gate_up, {nullptr, Dtype::kF32}, {hidden, 2 * width}, threads);
-    GateArgs gate{};
-    gate.dtype = norm.dtype, gate.gate_up = hidden, gate.rows = part.rows, gate.cols = width, gate.stride = 2 * width;
-    gate.out.values = gated, gate.out.values_stride = width, gate.threads = threads;
-    gate_mul(gate);
+    GateArgs act{};
+    act.dtype = norm.dtype, act.gate = gate, act.threads = threads;
+    act.gate_up = hidden, act.rows = part.rows, act.cols = width, act.stride = 2 * width;
+    act.out.values = gated, act.out.values_stride = width;
+    gate_mul(act);
     multiply(gated, norm.dtype, part.rows, width, down, {nullptr, Dtype::kF32},
              {advance(out.data, row0 * out.stride, norm.dtype), out.stride}, threads);
   }

@@ -25,7 +25,8 @@ struct PlainRows {
 // The output of `norm` and its threads are set here. `bias` is for int8 weights.
 void rms_norm_linear(const NormArgs& norm, const Matrix& weight, const Int8Bias& bias, const PlainRows& out,
                      int threads);
-void gated_mlp(const NormArgs& norm, const Matrix& gate_up, const Matrix& down, const PlainRows& out, int threads);
+void gated_mlp(const NormArgs& norm, const Matrix& gate_up, Gate gate, const Matrix& down, const PlainRows& out,
+               int threads);
 
 const char* rope_attend(const RopeWrite& write, const Attend& attention, int threads);  // a message as in attention.h
 

@@ -1,6 +1,6 @@
 """The decoder family on the CPU (the arguments' form: decoder.py)."""
 
-from .. import composition, native
+from .. import native
 from ..int8_weight import Int8Weight
 from ..native import DTYPE_CODE, launch
 from .attention import attend, rope_write
@@ -8,6 +8,7 @@ from .attention import attend, rope_write
 _rms_norm_linear = native.cpu.rms_norm_linear
 _rope_attend = native.cpu.rope_attend
 _gated_mlp = native.cpu.gated_mlp
+_GATE = {"silu": 0, "gelu": 1, "gelu_tanh": 2}  # sk::Gate
 
 
 def rms_norm_linear(x, norm_weight, eps, residual, residual_out, weight, bias, out):
@@ -33,13 +34,11 @@ def rope_attend(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, pa
 
 
 def gated_mlp(x, norm_weight, eps, residual, residual_out, gate_up, down, activation, out):
-    if activation != "silu":
-        composition.gated_mlp(x, norm_weight, eps, residual, residual_out, gate_up, down, activation, out)
-        return
     launch(
         _gated_mlp,
         _norm(x, norm_weight, eps, residual, residual_out),
         _matrix(gate_up),
+        _GATE[activation],
         _matrix(down),
         out.data_ptr(),
         out.stride(0),
@@ -48,7 +47,7 @@ def gated_mlp(x, norm_weight, eps, residual, residual_out, gate_up, down, activa
 
 
 def _norm(x, weight, eps, residual, residual_out):
-    """sk::RmsNormArgs without an output, field by field."""
+    """sk::NormArgs without an output, field by field."""
     rows, cols = x.shape
     if residual is None:
         add = 0, 0, 0, 0
