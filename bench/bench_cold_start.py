@@ -4,6 +4,9 @@
 
 Runs ``python -m specloop generate`` with the file cache warm (one run that is not counted comes first). The peak is the
 kernel's own count for the finished process (ru_maxrss): interpreter, torch, tokenizer and weights together.
+
+Also what the first round after loading takes, prompt aside, against the median of later ones: loading warms up, so the
+ratio should be 1.
 """
 
 import argparse
@@ -36,6 +39,27 @@ def once(dtype):
     return to_first, time.perf_counter() - start, usage.ru_maxrss * 1024
 
 
+ROUNDS = """
+import json, statistics, sys, time
+import specloop
+pair = specloop.load("smollm2", dtype=sys.argv[1], draft="none")
+pair.ready()
+stream = pair.stream(sys.argv[2], max_new_tokens=32)
+times = [time.perf_counter()]
+for _ in stream:
+    times.append(time.perf_counter())
+rounds = [b - a for a, b in zip(times, times[1:])]
+first = rounds[0] - stream.result.stats.timing.prefill_seconds
+print(json.dumps([first, statistics.median(rounds[2:])]))
+"""
+
+
+def rounds(dtype):
+    """Seconds of the first round of a process, and the median of its later ones."""
+    command = [sys.executable, "-c", ROUNDS, dtype, PROMPT]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, cwd=tempfile.gettempdir()).stdout)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
@@ -45,6 +69,7 @@ def main():
     options = parser.parse_args()
     once(options.dtype)
     runs = [once(options.dtype) for _ in range(2 if options.quick else options.runs)]
+    first_round, later_round = (statistics.median(t) for t in zip(*(rounds(options.dtype) for _ in runs), strict=True))
     first, total, peak = (statistics.median(values) for values in zip(*runs, strict=True))
     report = {
         "name": f"cold start {options.dtype}",
@@ -52,6 +77,8 @@ def main():
         "total_s": total,
         "peak_mb": peak / 1e6,
         "peak_mib": peak / 2**20,
+        "first_round_ms": first_round * 1e3,
+        "later_round_ms": later_round * 1e3,
         "runs": len(runs),
         "load_average": os.getloadavg()[0],
     }
@@ -59,6 +86,7 @@ def main():
         print(json.dumps(report))
     else:
         print(f"first text after {first:.2f} s (slowest {max(run[0] for run in runs):.2f} s), all after {total:.2f} s")
+        print(f"first round {first_round * 1e3:.1f} ms, later ones {later_round * 1e3:.1f} ms")
         print(f"peak resident {peak / 1e6:.0f} MB ({peak / 2**20:.0f} MiB)")
         print(f"median of {len(runs)} runs; load average {os.getloadavg()[0]:.1f}")
 
