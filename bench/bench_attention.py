@@ -9,6 +9,7 @@ same keys, values and scales over the time of the call.
 """
 
 import argparse
+import functools
 
 import torch
 from ab import aa, as_json, compare
@@ -85,7 +86,7 @@ def main():
     for keys in options.keys:
         rings = {name: Ring(name, keys) for name in DTYPES}
         repeat = max(1, 4096 // keys)
-        time = lambda a, b: compare(a, b, pairs=options.pairs, repeat=repeat)
+        time = functools.partial(compare, pairs=options.pairs, repeat=repeat)
         for rows in options.rows:
             if rows > keys:
                 continue

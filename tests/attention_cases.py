@@ -81,10 +81,17 @@ class Filled:
         tokens = len(self.slots)
         return sk.attend_int8(self.q[tokens - rows :][None], *self.cache, self.table, lengths(tokens), **options)
 
-    def kept(self, part):
-        """Cache tensor ``part`` in token order."""
+    def keys(self):
+        """What the cache holds of the keys, dequantised, in token order: [tokens, heads, dim]."""
+        return self._kept(0)
+
+    def kept_values(self):
+        return self._kept(2)
+
+    def _kept(self, part):
         page = self.cache[0].shape[1]
-        return self.cache[part][self.slots // page, self.slots % page]
+        x, scale = (t if t is None else t[self.slots // page, self.slots % page] for t in self.cache[part : part + 2])
+        return x.float() if scale is None else x * scale[..., None]
 
 
 def plain(case, rows, scale=None):
