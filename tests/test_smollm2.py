@@ -1,6 +1,6 @@
 """The real model: greedy text with speculation is the text without it, token for token.
 
-The full matrix (20 prompts x 128 tokens, K 1..8 and auto, int8 and f32) runs with
+The full matrix (20 prompts x 128 tokens, K 1..8 and auto, weights int8 and f32, caches int8, f16 and f32) runs with
 ``pytest -m slow tests/test_smollm2.py``; the default run takes a corner of it.
 """
 
@@ -18,9 +18,14 @@ if native.cpu is None:
     pytest.skip(f"135M parameters take minutes in plain PyTorch: {native.cpu_reason}", allow_module_level=True)
 
 
-@pytest.fixture(scope="module", params=["int8", "f32"])
+KINDS = [("int8", "int8"), ("f32", "f32")]  # of weights and cache
+MORE = [pytest.param(kind, marks=pytest.mark.slow) for kind in (("int8", "f16"), ("int8", "f32"), ("f32", "int8"))]
+
+
+@pytest.fixture(scope="module", params=[*KINDS, *MORE], ids="-".join)
 def pair(request):
-    pair = specloop.load("smollm2", dtype=request.param)
+    dtype, kv = request.param
+    pair = specloop.load("smollm2", dtype=dtype, kv=kv)
     assert pair.ready(timeout=120)
     yield pair
 
