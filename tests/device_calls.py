@@ -106,4 +106,20 @@ def linear_int8(number):
     return sk.linear_int8, (x, weight, bias), {}
 
 
-MAKERS = {f.__name__: f for f in (verify, verify_tree, sample, quantize_int8, dequantize_int8, linear_int8)}
+def attend_int8(number):
+    """With float caches: int8 ones are served by Triton alone."""
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    batch, rows, page, width = rng.choice([1, 3]), rng.choice([1, 4, 9]), rng.choice([1, 16]), 12
+    kv_heads, shared, dim, values = rng.choice([(1, 1, 64, 64), (3, 3, 64, 64), (2, 4, 80, 24), (2, 1, 46, 46)])
+    q = torch.randn(batch, rows, kv_heads * shared, dim, generator=generator)
+    k = torch.randn(40, page, kv_heads, dim, generator=generator)
+    v = torch.randn(40, page, kv_heads, values, generator=generator)
+    table = torch.randint(40, (batch, width), generator=generator).int()
+    lengths = torch.randint(rows, width * page + 1, (batch,), generator=generator).int()
+    mask = torch.rand(batch, rows, rows, generator=generator) < 0.7 if rng.random() < 0.5 else None
+    return sk.attend_int8, (q, k, None, v, None, table, lengths), {"mask": mask}
+
+
+MAKERS = {
+    f.__name__: f for f in (verify, verify_tree, sample, quantize_int8, dequantize_int8, linear_int8, attend_int8)
+}

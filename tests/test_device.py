@@ -60,12 +60,13 @@ def agrees(place, call):
     """Whether the place gives what the CPU gives; False where only a comparison too close to call differs."""
     function, arguments, options = call
     want, normalised = captured(function, *arguments, **options)
-    exact = "int8" in function.__name__
+    exact = "quantize" in function.__name__ or function.__name__ == "linear_int8"
     different = differences(on(place, call), want, exact)
     if not different:
         return True
+    assert not exact and function.__name__ != "attend_int8", f"{options}: results {different} differ"
     module = importlib.import_module(f"specdec_kernels.reference.{function.__name__}")
-    assert not exact and any(module.fragile(*normalised)), f"{options}: results {different} differ"
+    assert any(module.fragile(*normalised)), f"{options}: results {different} differ"
     return False
 
 
@@ -266,7 +267,7 @@ def test_a_compiled_call_gives_the_same(place, name):
         assert not differences(compiled(*arguments), function(*arguments, **options))
 
 
-@pytest.mark.parametrize("operation", device_calls.MAKERS)
+@pytest.mark.parametrize("operation", sorted(device_calls.MAKERS.keys() - {"attend_int8"}))  # that is torch's
 def test_every_launch_gets_the_device_and_the_stream(operation):
     """On the emulator, whose module is told of a stream that no launch there looks at."""
     launches = []

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from .. import native
-from . import linear, quantize, verify
+from . import attention, linear, quantize, verify
 
 
 def load(backend):
@@ -31,6 +31,7 @@ def operations(compiled, place):
         **quantize.bind(compiled, place),
         **linear.bind(compiled, place),
         **verify.bind(compiled, place),
+        "attend_int8": attention.attend_int8,  # torch's own kernels
     }
 
 
