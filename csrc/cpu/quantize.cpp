@@ -2,7 +2,7 @@
 //
 // A group is read twice, once for its range and once for its codes; the second reading comes from the cache. Ranges are
 // found with integer maxima on the bit patterns, which can't lose a NaN. Codes cost one IEEE division per value, or in
-// the AVX2 region a multiplication that is proved to give the same code (codes_by_reciprocal.inc).
+// the AVX2 and AVX-512 regions a multiplication that is proved to give the same code (codes_by_reciprocal_*.inc).
 #include "cpu/quantize.h"
 
 #include "cpu/float_mode.h"
@@ -25,7 +25,7 @@ namespace scalar {
 #define SK_F16C 1
 namespace avx2 {
 SK_TARGET_AVX2_BEGIN
-#define SK_RECIPROCAL 1
+#define SK_RECIPROCAL 2
 #include "cpu/convert.inc"
 #include "cpu/quantize_group.inc"
 #undef SK_RECIPROCAL
@@ -33,7 +33,7 @@ SK_TARGET_END
 }  // namespace avx2
 namespace avx512 {
 SK_TARGET_AVX512_BEGIN
-#define SK_RECIPROCAL 0
+#define SK_RECIPROCAL 512
 #include "cpu/convert.inc"
 #include "cpu/quantize_group.inc"
 #undef SK_RECIPROCAL
