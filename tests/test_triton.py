@@ -17,6 +17,7 @@ from specdec_kernels import registry, triton_kernels
 
 TESTS = Path(__file__).resolve().parent
 CASES = [TESTS / f"test_verify_{name}.py" for name in ("cases", "filters", "rules", "trees")]
+CASES += [TESTS / "test_quantize.py", TESTS / "test_fused_quantize.py"]
 
 
 def interpreted(folder, *options, tests=(TESTS / "interpret",)):
@@ -66,21 +67,41 @@ UNITS = {
 }
 
 
-@pytest.mark.parametrize("target", UNITS)
-def test_products_run_on_the_matrix_units(target, tmp_path):
-    """Ahead of time, in a process that does not interpret; no GPU needed."""
+def ahead_of_time(target, names, cache):
+    """Machine code (PTX, AMD's assembly) of forms of triton_aot.py, compiled in a process that does not interpret."""
     need_triton()
     code = """if True:
         import json, sys, triton_aot
-        wanted = "linear 16 rows of codes", "attend bf16 int8 64"
-        found = {f.name: triton_aot.compile_form(f, sys.argv[1]).asm for f in triton_aot.forms() if f.name in wanted}
-        print(json.dumps({name.split()[0]: asm.get("ptx") or asm["amdgcn"] for name, asm in found.items()}))
+        found = {f.name: triton_aot.compile_form(f, sys.argv[1]).asm for f in triton_aot.forms() if f.name in sys.argv}
+        print(json.dumps({name: asm.get("ptx") or asm["amdgcn"] for name, asm in found.items()}))
     """
-    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code, target], cwd=TESTS, env=env, capture_output=True, text=True)
+    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(cache)}
+    line = [sys.executable, "-c", code, target, *names]
+    done = subprocess.run(line, cwd=TESTS, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for name, code in json.loads(done.stdout.splitlines()[-1]).items():
-        assert re.search(UNITS[target][name], code), name
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("target", UNITS)
+def test_products_run_on_the_matrix_units(target, tmp_path):
+    for name, code in ahead_of_time(target, ("linear 16 rows of codes", "attend bf16 int8 64"), tmp_path).items():
+        assert re.search(UNITS[target][name.split()[0]], code), name
+
+
+IEEE = {  # what has to be in the code of a kernel that makes codes, and what not
+    "sm_80": (r"div\.rn\.f32", r"\.ftz|div\.(full|approx)|rcp\.|fma\.rn\.f(32|64)"),
+    "gfx90a": (r"v_div_fixup_f32[\s\S]*float_denorm_mode_32 3\s[\s\S]*float_denorm_mode_16_64 3\s", "s_denorm_mode"),
+}
+
+
+@pytest.mark.parametrize("target", IEEE)
+def test_quantisation_is_compiled_to_ieee_arithmetic(target, tmp_path):
+    """True divisions, no flush to zero, no contraction: what interpreted kernels cannot show."""
+    wanted = "quantize row", "quantize asymmetric", "quantize static asymmetric", "rms_norm quantize row"
+    compiled = ahead_of_time(target, wanted, tmp_path)
+    assert compiled.keys() == set(wanted)
+    for name, code in compiled.items():
+        assert re.search(IEEE[target][0], code) and not re.search(IEEE[target][1], code), name
 
 
 def test_importing_the_package_does_not_import_triton():

@@ -68,7 +68,7 @@ def row_forms(form):
         int8_form("rope write bf16", rope.rope_kernel, 128, **{**write, **floats}),
         int8_form("rope write int8, many tokens", rope.rope_kernel, 128, **{**write, "last": "*i32"}),
         int8_form("rope last tokens", rope.last_kernel, 128, **{**write, "last": "*i32"}, FIRST=False, N=256),
-        int8_form("rows", rows_kernel, **tile(64), **row, ROTATED=False),
-        int8_form("rows rotated", rows_kernel, **tile(64), **row, ROTATED=True),
-        int8_form("rows rotated in long groups", rows_kernel, **tile(4096), **row, ROTATED=True),
+        int8_form("rows", rows_kernel, **tile(64), **row, STAGES=0),
+        int8_form("rows rotated", rows_kernel, **tile(64), **row, STAGES=6),
+        int8_form("rows rotated in long groups", rows_kernel, **tile(4096), **row, STAGES=12),
     ]  # fmt: skip

@@ -11,12 +11,13 @@ only those who ask for the backend by name. Triton itself is imported by the fir
     plain.py    last launch of sample: one program per row draws
     row.py      what a row of logits stands for;  proposal.py what a draft was drawn from
     draw.py     the race of a draw;  philox.py its random numbers;  launch.py the host's part
-    linear.py   linear_int8;  attention.py  attend_int8
 
     codes.py    the int8 formula and number formats;  tiles.py how rows are cut into units with one scale
-    quantize.py, norms.py, gates.py, activations.py, rope.py, rows.py  the int8 operations on rows
+    quantize.py, norms.py, gates.py (activations.py), rope.py, rows.py  operations on rows
+    linear.py   linear_int8;  rotation.py rotated groups;  attention.py attend_int8
 """
 
+import importlib
 import importlib.util
 import os
 
@@ -38,131 +39,37 @@ def unusable():
     return None
 
 
-def _check_device(tensor):
-    if tensor.is_cpu != interpreted():
-        raise Unsupported("CPU tensors need TRITON_INTERPRET=1" if tensor.is_cpu else "the interpreter serves the CPU")
+def _operation(module, name, place=0):
+    """The operation ``name`` of a module here; the argument at ``place`` is a tensor on the call's device."""
+    function = None
+
+    def run(*args):
+        nonlocal function
+        if args[place].is_cpu != interpreted():
+            cpu = args[place].is_cpu
+            raise Unsupported("CPU tensors need TRITON_INTERPRET=1" if cpu else "the interpreter serves the CPU")
+        if function is None:
+            function = getattr(importlib.import_module("." + module, __name__), name)
+        function(*args)
+
+    run.__name__ = name
+    return run
 
 
-def verify(target_logits, *args):
-    _check_device(target_logits)
-    from .chain import verify
-
-    verify(target_logits, *args)
-
-
-def verify_tree(target_logits, *args):
-    _check_device(target_logits)
-    from .tree import verify_tree
-
-    verify_tree(target_logits, *args)
-
-
-def sample(logits, *args):
-    _check_device(logits)
-    from .plain import sample
-
-    sample(logits, *args)
-
-
-# ---- products and attention -----------------------------------------------------------------------------------------
-
-
-def linear_int8(x, *args):
-    _check_device(x)
-    from .linear import linear_int8
-
-    linear_int8(x, *args)
-
-
-def attend_int8(q, *args):
-    _check_device(q)
-    from .attention import attend_int8
-
-    attend_int8(q, *args)
-
-
-# ---- the quantise family ---------------------------------------------------------------------------------------------
-
-
-def quantize_int8(x, *args):
-    _check_device(x)
-    from .quantize import quantize_int8
-
-    quantize_int8(x, *args)
-
-
-def dequantize_int8(q, *args):
-    _check_device(q)
-    from .quantize import dequantize_int8
-
-    dequantize_int8(q, *args)
-
-
-def silu_mul(gate_up, *args):
-    _check_device(gate_up)
-    from .gates import silu_mul
-
-    silu_mul(gate_up, *args)
-
-
-def silu_mul_quantize_int8(gate_up, *args):
-    _check_device(gate_up)
-    from .gates import silu_mul_quantize_int8
-
-    silu_mul_quantize_int8(gate_up, *args)
-
-
-def gelu_mul(gate_up, *args):
-    _check_device(gate_up)
-    from .gates import gelu_mul
-
-    gelu_mul(gate_up, *args)
-
-
-def gelu_mul_quantize_int8(gate_up, *args):
-    _check_device(gate_up)
-    from .gates import gelu_mul_quantize_int8
-
-    gelu_mul_quantize_int8(gate_up, *args)
-
-
-def rms_norm(x, *args):
-    _check_device(x)
-    from .norms import rms_norm
-
-    rms_norm(x, *args)
-
-
-def rms_norm_quantize_int8(x, *args):
-    _check_device(x)
-    from .norms import rms_norm_quantize_int8
-
-    rms_norm_quantize_int8(x, *args)
-
-
-def layer_norm(x, *args):
-    _check_device(x)
-    from .norms import layer_norm
-
-    layer_norm(x, *args)
-
-
-def layer_norm_quantize_int8(x, *args):
-    _check_device(x)
-    from .norms import layer_norm_quantize_int8
-
-    layer_norm_quantize_int8(x, *args)
-
-
-def rope_write_kv_int8(q, k, *args):
-    _check_device(k)
-    from .rope import rope_write_kv_int8
-
-    rope_write_kv_int8(q, k, *args)
-
-
-def rows_int8(ids, *args):
-    _check_device(ids)
-    from .rows import rows_int8
-
-    rows_int8(ids, *args)
+verify = _operation("chain", "verify")
+verify_tree = _operation("tree", "verify_tree")
+sample = _operation("plain", "sample")
+quantize_int8 = _operation("quantize", "quantize_int8")
+dequantize_int8 = _operation("quantize", "dequantize_int8")
+rms_norm = _operation("norms", "rms_norm")
+rms_norm_quantize_int8 = _operation("norms", "rms_norm_quantize_int8")
+layer_norm = _operation("norms", "layer_norm")
+layer_norm_quantize_int8 = _operation("norms", "layer_norm_quantize_int8")
+silu_mul = _operation("gates", "silu_mul")
+silu_mul_quantize_int8 = _operation("gates", "silu_mul_quantize_int8")
+gelu_mul = _operation("gates", "gelu_mul")
+gelu_mul_quantize_int8 = _operation("gates", "gelu_mul_quantize_int8")
+linear_int8 = _operation("linear", "linear_int8")
+rows_int8 = _operation("rows", "rows_int8")
+rope_write_kv_int8 = _operation("rope", "rope_write_kv_int8", 1)  # after q, which may be None
+attend_int8 = _operation("attention", "attend_int8")

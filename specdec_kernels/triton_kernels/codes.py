@@ -125,12 +125,12 @@ def codes_of(x, grid, u, SYMMETRIC: tl.constexpr, STATIC: tl.constexpr, RANDOM: 
     else:  # within the bounds the clamped code is the same
         v = tl.minimum(tl.maximum(v, -256.0), 256.0)
     if RANDOM or WIDE:
-        below = tl.floor(v)
-        code = below.to(tl.int64) if WIDE else below.to(tl.int32)
+        code = v.to(tl.int64) if WIDE else v.to(tl.int32)
+        code -= (code.to(tl.float32) > v).to(tl.int32)  # the floor; tl.floor flushes subnormal numbers
+        rest = v - code.to(tl.float32)
         if RANDOM:
-            code += (u < v - below).to(tl.int32)
+            code += (u < rest).to(tl.int32)
         else:
-            rest = v - below
             code += ((rest > 0.5) | ((rest == 0.5) & ((code & 1) != 0))).to(tl.int32)
     else:
         code = nearest(v)

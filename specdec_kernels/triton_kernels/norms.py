@@ -52,7 +52,7 @@ def norm_kernel(
     CENTRED: tl.constexpr, GROUP: tl.constexpr, LONG: tl.constexpr, B: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
     """GROUP: values per scale (L for the whole row), 0 for the plain operation. ``eps``: the bits of a float64."""
-    row = tl.program_id(0) * B + tl.arange(0, B)[:, None]
+    row = tl.program_id(0).to(rows.dtype) * B + tl.arange(0, B)[:, None]
     real = row < rows
     row = row.to(tl.int64)
     x += row * x_stride
@@ -110,7 +110,7 @@ def norm_kernel(
             codes = codes_of(y, grid, 0.0, True, False, False)
             tl.store(out + place, tl.reshape(codes, [B, L]), mask=inside)
             unit = tl.arange(0, B * PARTS)
-            row = tl.program_id(0) * B + unit // PARTS
+            row = tl.program_id(0).to(rows.dtype) * B + unit // PARTS
             g = unit % PARTS
             kept = (row < rows) & (g * GROUP < cols)
             tl.store(scale + row.to(tl.int64) * scale_stride + g, grid.scale, mask=kept)

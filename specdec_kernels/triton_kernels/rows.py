@@ -12,25 +12,16 @@ from ..int8_weight import PANEL, STEP
 from ..registry import Unsupported
 from .codes import store_rounded
 from .launch import launch, on_device
+from .rotation import rotated
 from .tiles import LONGEST, rows_of, tile
-
-
-@triton.jit
-def hadamard(x, B: tl.constexpr, L: tl.constexpr):
-    """x [B, L] times the Hadamard matrix of L, in the order of rotation.py: neighbours first."""
-    for stage in tl.static_range(L.bit_length() - 1):
-        pairs = tl.permute(tl.reshape(x, [B, L // (2 * 2**stage), 2, 2**stage]), (0, 1, 3, 2))
-        a, b = tl.split(pairs)
-        x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), [B, L])
-    return x
 
 
 @triton.jit
 def rows_kernel(
     ids, codes, scale, out, out_stride, n, groups, group, steps,
-    PANEL: tl.constexpr, STEP: tl.constexpr, ROTATED: tl.constexpr, B: tl.constexpr, L: tl.constexpr,
+    PANEL: tl.constexpr, STEP: tl.constexpr, STAGES: tl.constexpr, B: tl.constexpr, L: tl.constexpr,
 ):  # fmt: skip
-    """Programs (row of out, B groups, L of their values)."""
+    """Programs (row of out, B groups, L of their values). STAGES > 0: rotated, in groups of L = 2^STAGES."""
     i = tl.program_id(0).to(tl.int64)
     id_ = tl.load(ids + i)
     good = (id_ >= 0) & (id_ < n)
@@ -44,21 +35,21 @@ def rows_kernel(
     step = (panel * groups + g)[:, None] * steps + at // STEP
     code = tl.load(codes + step * (PANEL * STEP) + lane * STEP + at % STEP, mask=inside & good, other=0)
     y = (code ^ 128).to(tl.int8, bitcast=True).to(tl.float32) * s[:, None]
-    if ROTATED:
-        y = hadamard(y, B, L) * (1.0 / L)
+    if STAGES > 0:
+        y = rotated(y, B, L, STAGES)
     store_rounded(out + i * out_stride + g[:, None] * group + at, y, inside)
 
 
 def rows_int8(ids, weight, out):
     if out.numel() == 0:
         return
-    group, rotated = weight.group_size, weight.rotated
-    if rotated and group > LONGEST:
+    group = weight.group_size
+    if weight.rotated and group > LONGEST:
         raise Unsupported(f"rotated groups of {group} values: a program holds {LONGEST}")
-    together, long, threads = tile(group, LONGEST if rotated else 1024)
+    together, long, threads = tile(group, LONGEST if weight.rotated else 1024)
     with on_device(out):
         launch(
             rows_kernel, (len(ids), triton.cdiv(weight.groups, together), triton.cdiv(group, long)), threads,
             ids, weight.codes, weight.scale, out, rows_of(out)[1], weight.n, weight.groups, group, -(-group // STEP),
-            PANEL=PANEL, STEP=STEP, ROTATED=rotated, B=together, L=long,
+            PANEL=PANEL, STEP=STEP, STAGES=long.bit_length() - 1 if weight.rotated else 0, B=together, L=long,
         )  # fmt: skip
