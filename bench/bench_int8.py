@@ -1,6 +1,6 @@
 """The int8 operations against what else a PyTorch user has, and against the memory that they have to read; caches cold.
 
-    python bench/bench_int8.py [--quick] [--json] [--pairs 31] [--threads 2] [--isa avx2] [--only products]
+    python bench/bench_int8.py [--quick] [--json] [--pairs 31] [--threads 2] [--cpu-time] [--isa avx2]
 
 Products: eight 4096 x 4096 matrices in turn, so that none is in a cache (134 MB); x in f32, quantised inside the call.
 The rivals are FBGEMM (``torch.ops.quantized.linear_dynamic``: one scale per tensor and activations of 7 bits), the f32
@@ -12,6 +12,7 @@ decoder, and ``quantize_int8``. Both sides of a ratio take turns; a ratio inside
 import argparse
 import json
 import os
+import time
 import warnings
 
 import torch
@@ -41,26 +42,26 @@ def bench_products(options, report):
         return in_turn(lambda w: linear_int8(x, w, out=out), weights)
 
     one = ours(1)
-    report("A/A, M = 1", aa(one, pairs=options.pairs))
-    result = compare(reads, one, pairs=options.pairs)
+    report("A/A, M = 1", aa(one, **options.timing))
+    result = compare(reads, one, **options.timing)
     gbps = N * K / result.a_seconds / 1e9
     report("M = 1: plain read / ours", result, "at least 0.88", read_gbps=gbps)
     packed = fbgemm_matrices()
     for m, target in ((1, "at least 1"), (2, ""), (4, ""), (8, "at least 0.91"), (16, "")):
         x = torch.randn(m, K)
         fbgemm = in_turn(lambda w: torch.ops.quantized.linear_dynamic(x, w, True), packed)  # noqa: B023
-        result = compare(fbgemm, ours(m), pairs=options.pairs)
+        result = compare(fbgemm, ours(m), **options.timing)
         report(f"M = {m}: FBGEMM / ours", result, target, gmacs=m * N * K / result.b_seconds / 1e9)
     del packed
     for m in (4, 8, 16):
-        report(f"M = {m}: ours / ours at M = 1", compare(ours(m), one, pairs=options.pairs))
+        report(f"M = {m}: ours / ours at M = 1", compare(ours(m), one, **options.timing))
     floats, x = [torch.randn(N, K) for _ in range(2)], torch.randn(1, K)
     f32 = in_turn(lambda w: torch.nn.functional.linear(x, w), floats)
-    report("M = 1: F.linear f32 / ours", compare(f32, one, pairs=options.pairs), "at least 4.2")
+    report("M = 1: F.linear f32 / ours", compare(f32, one, **options.timing), "at least 4.2")
     del floats
     codes, q = [torch.randint(-127, 128, (N, K), dtype=torch.int8) for _ in range(MATRICES)], torch.ones(1, K).char()
     int_mm = in_turn(lambda w: torch._int_mm(q, w.t()), codes)
-    report("M = 1: torch._int_mm / ours", compare(int_mm, one, pairs=options.pairs), "at least 8")
+    report("M = 1: torch._int_mm / ours", compare(int_mm, one, **options.timing), "at least 8")
 
 
 def bench_prologue(options, report):
@@ -68,19 +69,19 @@ def bench_prologue(options, report):
     for group in (None, 64):
         plain, rotated = (Sweep([(N, K)] * 4, lambda k: group, rotated) for rotated in (False, True))  # noqa: B023
         name, codes = f"groups of {group or K}", plain.run(1)
-        report(f"{name}: x float / codes", compare(plain.run(1, floats=True), codes, pairs=options.pairs))
-        report(f"{name}: x rotated / codes", compare(rotated.run(1, floats=True), codes, pairs=options.pairs))
+        report(f"{name}: x float / codes", compare(plain.run(1, floats=True), codes, **options.timing))
+        report(f"{name}: x rotated / codes", compare(rotated.run(1, floats=True), codes, **options.timing))
 
 
 def bench_smollm2(options, report):
     """A pass over the linear layers, x float, in groups of 64 and rotated as the decoder ships them."""
     sweep = Sweep(SETS["smol"], lambda k: 64, rotated=True)
     macs, one = sweep.arena.numel(), sweep.run(1, floats=True)
-    report("SmolLM2 linear layers A/A, 1 row", aa(one, pairs=options.pairs))
-    result = compare(sweep.read(), one, pairs=options.pairs)
+    report("SmolLM2 linear layers A/A, 1 row", aa(one, **options.timing))
+    result = compare(sweep.read(), one, **options.timing)
     report("SmolLM2 1 row: plain read / ours", result, gmacs=macs / result.b_seconds / 1e9)
     for m, target in ((4, "at most 1.2"), (8, "at most 1.5, or 85 GMAC/s"), (16, "")):
-        result = compare(sweep.run(m, floats=True), one, pairs=options.pairs)
+        result = compare(sweep.run(m, floats=True), one, **options.timing)
         report(f"SmolLM2 {m} rows / 1 row", result, target, gmacs=m * macs / result.a_seconds / 1e9)
 
 
@@ -89,12 +90,12 @@ def bench_quantize(options, report):
     ours = ring.turn(ring.quantize)
     target = [torch.empty_like(x) for x in ring.x]
     copy = ring.turn(lambda i: target[i].copy_(ring.x[i]))
-    result = compare(copy, ours, pairs=options.pairs)
+    result = compare(copy, ours, **options.timing)
     share = result.ratio * 3 / 4  # bytes moved per value: 2 + 1 here, 2 + 2 there
     report(f"quantize {ROWS}x{COLS} bf16: copy / ours", result, "share at least 0.65", share_of_copy_bandwidth=share)
     eager = lambda i: plain_quantize(ring.x[i])
-    report("quantize, cold: eager / ours", compare(ring.turn(eager), ours, pairs=options.pairs), "at least 12")
-    warm = compare(lambda: eager(0), lambda: ring.quantize(0), pairs=options.pairs, repeat=5)
+    report("quantize, cold: eager / ours", compare(ring.turn(eager), ours, **options.timing), "at least 12")
+    warm = compare(lambda: eager(0), lambda: ring.quantize(0), **options.timing, repeat=5)
     report("quantize, warm: eager / ours", warm)
 
 
@@ -105,11 +106,13 @@ def main():
     parser.add_argument("--pairs", type=int)
     parser.add_argument("--isa", choices=native.ISA_NAMES)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--cpu-time", action="store_true", help="one thread, timed by the time it had a core")
     parser.add_argument("--group", type=int, help="group size of the 4096 x 4096 matrices (default: a scale per row)")
     parser.add_argument("--only", default="", help="run only the parts whose name contains this")
     options = parser.parse_args()
     options.pairs = options.pairs or (5 if options.quick else 31)
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(1 if options.cpu_time else options.threads)
+    options.timing = {"pairs": options.pairs, "clock": time.thread_time if options.cpu_time else time.perf_counter}
     if options.isa and not native.cpu.set_isa(options.isa):
         parser.error(f"--isa {options.isa}: this machine runs at most {native.cpu.machine_isa()}")
 
