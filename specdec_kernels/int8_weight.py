@@ -14,6 +14,7 @@ whether the rows are rotated (rotation.py); version 1 had no rotation.
 import torch
 
 from . import native, registry
+from .large_pages import LARGE, LargePages
 from .rotation import hadamard
 from .validate import FLOATS, integer, output, rows, shape, tensor
 
@@ -62,8 +63,12 @@ class Int8Weight:
         self.native = (n, k, group_size, rotated, codes.data_ptr(), scale.data_ptr())
 
     @classmethod
-    def empty(cls, n, k, group_size=None, *, rotated=False, device="cpu"):
-        """A matrix whose rows are still to be written with ``write_rows``."""
+    def empty(cls, n, k, group_size=None, *, rotated=False, device="cpu", memory=None):
+        """A matrix whose rows are still to be written with ``write_rows``.
+
+        ``memory``: the :class:`LargePages` (CPU) in which a model's matrices lie together. Without it a matrix of
+        several MB gets large pages of its own.
+        """
         if isinstance(n, bool) or not isinstance(n, int) or isinstance(k, bool) or not isinstance(k, int):
             raise TypeError(f"n, k: expected ints, got {type(n).__name__} and {type(k).__name__}")
         if n < 0:
@@ -71,8 +76,14 @@ class Int8Weight:
         group = check_group(k, group_size)
         check_rotation(rotated, group)
         codes_shape, scale_shape = _shapes(n, k, group)
-        codes = torch.empty(codes_shape, dtype=torch.uint8, device=device)
-        return cls(n, k, group, codes, torch.empty(scale_shape, dtype=torch.float32, device=device), rotated)
+        if memory is None and torch.device(device).type == "cpu" and n * k >= 2 * LARGE:
+            memory = LargePages()
+        if memory is None:
+            codes = torch.empty(codes_shape, dtype=torch.uint8, device=device)
+            scale = torch.empty(scale_shape, dtype=torch.float32, device=device)
+        else:
+            codes, scale = memory.empty(codes_shape, torch.uint8), memory.empty(scale_shape, torch.float32)
+        return cls(n, k, group, codes, scale, rotated)
 
     @property
     def shape(self):

@@ -60,7 +60,7 @@ void dot_avx2(const float* w, int64_t k, const float* x, int64_t stride, float* 
   __m256 lo[] = {(static_cast<void>(r), _mm256_setzero_ps())...},
          hi[] = {(static_cast<void>(r), _mm256_setzero_ps())...};
   const float* row[] = {x + r * stride...};
-  const Fetch<Pace::kMemory> fetch(share, turn);
+  const Fetch fetch(Pace::kMemory, share, turn);
   int64_t i = 0;
   for (; i + kSums <= k; i += kSums) {
     if ((i & 63) == 0) fetch.four_lines(w + i);
@@ -97,7 +97,7 @@ void dot_avx512(const float* w, int64_t k, const float* x, int64_t stride, float
                 int turn) {
   __m512 sum[] = {(static_cast<void>(r), _mm512_setzero_ps())...};
   const float* row[] = {x + r * stride...};
-  const Fetch<Pace::kMemory> fetch(share, turn);
+  const Fetch fetch(Pace::kMemory, share, turn);
   int64_t i = 0;
   for (; i + kSums <= k; i += kSums) {
     if ((i & 63) == 0) fetch.four_lines(w + i);

@@ -121,7 +121,7 @@ template <int... r>
 void dot_avx2(const Int8Tile& tile) {
   const Int8Tile t = tile;  // a copy of its own: stores to y can't make the compiler read the fields again
   const __m256i even = _mm256_set1_epi16(0x00ff);
-  const Fetch<Pace::kArithmetic> fetch(t.share, t.turn);
+  const Fetch fetch(sizeof...(r) == 1 ? Pace::kMemory : Pace::kArithmetic, t.share, t.turn);
   const uint8_t* w = t.w;
   for (int64_t g = 0; g < t.groups; ++g) {
     __m256i lo[] = {start8(t, r, 0, g)...}, hi[] = {start8(t, r, 8, g)...};
@@ -180,10 +180,14 @@ inline __m512 scaled16(const Int8Tile& t, int r, int64_t g, __m512i sum, __m512 
   return _mm512_mul_ps(exact, _mm512_mul_ps(_mm512_set1_ps(t.sx[r * t.sx_stride + g * t.sx_group]), sw));
 }
 
+constexpr int64_t kSmall = 8192;  // bytes of x that leave most of L1 to the weights
+
 template <int... r>
 void dot_avx512(const Int8Tile& tile) {
   const Int8Tile t = tile;  // as in dot_avx2
-  const Fetch<sizeof...(r) <= 2 ? Pace::kMemory : Pace::kArithmetic> fetch(t.share, t.turn);
+  constexpr int kRows = sizeof...(r);
+  const Pace few = kRows <= 2 || kRows * t.x_stride <= kSmall ? Pace::kMemory : Pace::kBetween;
+  const Fetch fetch(kRows <= 4 ? few : Pace::kArithmetic, t.share, t.turn);
   const uint8_t* w = t.w;
   __m512 y[] = {_mm512_loadu_ps(t.y + r * kLanes)...};
   for (int64_t g = 0; g < t.groups; ++g) {

@@ -27,7 +27,7 @@ SK_TARGET_AVX2_BEGIN
 uint64_t read_avx2(const char* p, int64_t n) {
   __m256i a[4];
   for (int j = 0; j < 4; ++j) a[j] = _mm256_setzero_si256();
-  const Fetch<Pace::kMemory> fetch;
+  const Fetch fetch(Pace::kMemory);
   for (int64_t i = 0; i < n; i += kBlock) {
     fetch.four_lines(p + i), fetch.four_lines(p + i + 256);
     for (int64_t b = 0; b < kBlock; b += 128)

@@ -59,6 +59,7 @@ class _Reader:
         self.progress = progress or (lambda fraction: None)
         self.total = sum(info.nbytes for info in file.tensors.values()) or 1
         self.done = 0
+        self.memory = sk.LargePages()  # all matrices in one stretch, as a pass reads them
         self.unfilled = []  # (write function, width, parts) of the matrices that model() has laid out
 
     def model(self, context, cache, eos_ids, name):
@@ -113,7 +114,7 @@ class _Reader:
         total = sum(rows for _, rows in parts)
         if self.dtype == "int8":
             group, rotated = int8_form(width)
-            weight = sk.Int8Weight.empty(total, width, group, rotated=rotated)
+            weight = sk.Int8Weight.empty(total, width, group, rotated=rotated, memory=self.memory)
             write = weight.write_rows
         else:
             weight = torch.empty(total, width)

@@ -1,0 +1,48 @@
+"""Memory in large pages for what is read front to back, again and again.
+
+A pass over the weights touches every page of them once, and finding a page of 4 KB costs more than reading it when its
+entry is in no cache: one thread reads 1.5 times as fast from pages of 2 MB (Zen 4 in a virtual machine). Linux gives
+them to whoever asks (``madvise``, the usual setting). Weights smaller than such a page have to lie together to profit.
+"""
+
+import contextlib
+import mmap
+
+import torch
+
+LARGE = 2 << 20
+CHUNK = 16 * LARGE
+_ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # where there is none, the memory is plain
+
+
+class LargePages:
+    """Hands out pieces of memory that lie one after the other, in large pages where the system has them.
+
+    A page counts as used when its first byte is written, so a started page costs up to 2 MB. The memory lives as long
+    as a tensor in it, or this object, does.
+    """
+
+    def __init__(self):
+        self._memory, self._at, self._end = None, 0, 0
+
+    def empty(self, shape, dtype):
+        """An uninitialised CPU tensor on a cache line, with a storage of its own."""
+        count = torch.Size(shape).numel()
+        size = count * dtype.itemsize
+        if size == 0:
+            return torch.empty(shape, dtype=dtype)
+        if self._at + size > self._end:
+            self._map(max(size, CHUNK))
+        tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._at)
+        self._at += (size + 63) // 64 * 64
+        return tensor.view(shape)
+
+    def _map(self, size):
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        self._memory = mmap.mmap(-1, size + LARGE, **private)
+        self._at = -torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr() % LARGE
+        self._end = self._at + size
+        whole = size // LARGE * LARGE
+        if _ADVICE is not None and whole:
+            with contextlib.suppress(OSError):  # a kernel without large pages
+                self._memory.madvise(_ADVICE, self._at, whole)
