@@ -7,7 +7,7 @@ have scales of their own, and a kept token's bytes never change, so rolling back
 
 The form that the backends get (checked; strides are read from the tensors):
 
-    rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots)
+    rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard)
     attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out)
 
 q (of the write) and mask may be None; both scales are None for float caches; cos and sin have the same row stride;
@@ -25,7 +25,7 @@ _CACHES = (torch.int8, *_FLOATS)
 _F32, _I32, _I64, _BOOL = (torch.float32,), (torch.int32,), (torch.int64,), (torch.bool,)
 
 
-def rope_write_kv_int8(k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, *, q=None):
+def rope_write_kv_int8(k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, *, q=None, hadamard=False):
     """Rotates ``k`` (and ``q``, in place), then writes ``k`` and ``v`` into the cache.
 
     Rotary embedding of Su et al. 2021 (RoFormer) on pairs (i, i + D/2), the layout of Hugging Face checkpoints, in f32
@@ -33,13 +33,17 @@ def rope_write_kv_int8(k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots
     ``v`` is not rotated. A float cache takes the values in its own dtype; int8 codes and scales are those of
     ``quantize_int8`` with one group per (token, head).
 
+    ``hadamard``: the heads of q and of k, as rounded above, are then multiplied by the Hadamard matrix of D (a power of
+    two; rotation.py), in f32, times a power of two (:func:`hadamard_factors`) and rounded to k.dtype. No q . k changes
+    by that, but a key's few large channels no longer set the step size of all others (as in QuaRot, arXiv 2404.00456).
+
     k: [T, H_kv, D], v: [T, H_kv, Dv], q: [T, H, D] or None, all f32, f16 or bf16 of one dtype; heads contiguous inside
     a token's row, any row stride; D even. cos, sin: f32 [T, D/2], one row per token. slots: int64 [T], index of the
     token in the cache (page * page_size + offset); -1 skips the token; of tokens with the same slot the last one stays.
     Caches as in the module's text. Raises TypeError, ValueError (on the CPU also for a slot outside the cache; a GPU
     skips it).
     """
-    arguments = rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots)
+    arguments = rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard)
     registry.call("rope_write_kv_int8", validate.device_type(k), *arguments)
 
 
@@ -62,7 +66,13 @@ def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, *, m
     return arguments[-1]
 
 
-def rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
+def hadamard_factors(dim):
+    """What rotated queries and keys are multiplied by: powers of two, their product 1 / dim."""
+    steps = dim.bit_length() - 1
+    return 0.5 ** (steps // 2), 0.5 ** (steps - steps // 2)
+
+
+def rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard):
     """The arguments of ``rope_write_kv_int8``, checked."""
     validate.tensor("k", k, _FLOATS, 3)
     device, dtype = k.device, (k.dtype,)
@@ -72,6 +82,8 @@ def rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, 
         raise ValueError(f"v: expected shape [{tokens}, {kv_heads}, Dv] like k's, got {list(v.shape)}")
     if dim % 2:
         raise ValueError(f"k: expected an even head dimension, got {dim}")
+    if hadamard and (dim == 0 or dim & (dim - 1)):
+        raise ValueError(f"hadamard: expected a head dimension that is a power of two, got {dim}")
     _heads("k", k, k.stride(), dim)
     _heads("v", v, v.stride(), v.shape[2])
     if q is not None:
@@ -101,7 +113,7 @@ def rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, 
     if k_scale is not None:
         _one_place_each("k_scale", k_scale)
         _one_place_each("v_scale", v_scale)
-    return q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots
+    return q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, bool(hadamard)
 
 
 def attend_arguments(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):

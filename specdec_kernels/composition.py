@@ -16,9 +16,11 @@ def rms_norm_linear(x, norm_weight, eps, residual, residual_out, weight, bias, o
     _linear(normed, weight, bias, out)
 
 
-def rope_attend(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, page_table, lengths, mask, scale, out):
+def rope_attend(
+    q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard, page_table, lengths, mask, scale, out
+):  # fmt: skip
     device, caches = device_type(q), (k_cache, k_scale, v_cache, v_scale)
-    call("rope_write_kv_int8", device, q, k, v, cos, sin, *caches, slots)
+    call("rope_write_kv_int8", device, q, k, v, cos, sin, *caches, slots, hadamard)
     call("attend_int8", device, q.unflatten(0, out.shape[:2]), *caches, page_table, lengths, mask, scale, out)
 
 

@@ -8,7 +8,8 @@ The form that the backends get (checked; x is a matrix with rows any distance ap
 None or both tensors; a weight is an Int8Weight or a float32 matrix; ``out`` of rope_attend is [B, R, H, Dv]):
 
     rms_norm_linear(x, norm_weight, eps, residual, residual_out, weight, bias, out)
-    rope_attend(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, page_table, lengths, mask, scale, out)
+    rope_attend(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard,
+                page_table, lengths, mask, scale, out)
     gated_mlp(x, norm_weight, eps, residual, residual_out, gate_up, down, activation, out)
 """
 
@@ -69,13 +70,14 @@ def rope_attend(
     page_table,
     lengths,
     *,
+    hadamard=False,
     mask=None,
     scale=None,
     out=None,
 ):
     """``rope_write_kv_int8`` of T new tokens, then ``attend_int8`` of their queries; returns [T, H, Dv] in q's dtype.
 
-    q : [T, H, D], rotated in place; k [T, H_kv, D], v [T, H_kv, Dv]; cos, sin, slots, the caches and their scales as
+    q : [T, H, D], rotated in place; k [T, H_kv, D], v [T, H_kv, Dv]; cos, sin, slots, caches, scales and hadamard as
         for ``rope_write_kv_int8``.
     page_table, lengths, mask, scale : as for ``attend_int8`` with B requests (the rows of page_table) of R = T / B
         tokens each: rows b * R .. b * R + R - 1 are those of request b.
@@ -89,7 +91,7 @@ def rope_attend(
     requests = page_table.shape[0]
     if tokens % requests if requests else tokens:
         raise ValueError(f"page_table: expected a number of requests that divides {tokens} tokens, got {requests}")
-    write = rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots)
+    write = rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard)
     rows = tokens // requests if requests else 0
     if out is None:
         out = q.new_empty((tokens, heads, v.shape[2]))

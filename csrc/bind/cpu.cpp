@@ -363,10 +363,10 @@ sk::Cache cache(int type, uintptr_t k, int64_t k_page, int64_t k_token, int64_t 
 
 sk::RopeWrite rope_write(int dtype, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t cos, uintptr_t sin, int64_t q_row,
                          int64_t k_row, int64_t v_row, int64_t table_row, int64_t tokens, int64_t q_heads,
-                         uintptr_t slots, FieldsOf<cache> fields) {
+                         uintptr_t slots, bool hadamard, FieldsOf<cache> fields) {
   require(dtype >= 0 && dtype <= 2 && tokens >= 0 && q_heads >= 0, "rope_write_kv: dtype or sizes");
   const sk::Cache to = std::apply(cache, fields);
-  require(to.dim % 2 == 0, "rope_write_kv: head dimension");
+  require(to.dim % 2 == 0 && (!hadamard || (to.dim & (to.dim - 1)) == 0), "rope_write_kv: head dimension");
   return {static_cast<sk::Dtype>(dtype),
           pointer<void>(q),
           pointer<const void>(k),
@@ -380,6 +380,7 @@ sk::RopeWrite rope_write(int dtype, uintptr_t q, uintptr_t k, uintptr_t v, uintp
           tokens,
           q_heads,
           pointer<const int64_t>(slots),
+          hadamard,
           to};
 }
 

@@ -31,6 +31,7 @@ struct RopeWrite {
   int64_t q_row, k_row, v_row, table_row;
   int64_t tokens, q_heads;
   const int64_t* slots;  // page * page_size + offset of each token; -1 = don't write; the last of equal ones stays
+  bool hadamard;         // of q and k, after the rotary embedding; dim is a power of two
   Cache cache;
 };
 

@@ -24,7 +24,8 @@ inline void store(const float* row, int64_t n, CacheType type, const Paged<void>
 
 // All tokens of one kv head (head >= 0) or of query head q_heads + head, in order. x and y: a row each.
 template <class T>
-void write_head(const RopeWrite& c, int64_t head, QuantizeGroup<float> quantize, float* x, float* y) {
+void write_head(const RopeWrite& c, int64_t head, const Hadamard& hadamard, QuantizeGroup<float> quantize, float* x,
+                float* y) {
   const Cache& cache = c.cache;
   const int64_t dim = cache.dim;
   for (int64_t t = 0; t < c.tokens; ++t) {
@@ -33,6 +34,10 @@ void write_head(const RopeWrite& c, int64_t head, QuantizeGroup<float> quantize,
       T* q = static_cast<T*>(c.q) + t * c.q_row + (c.q_heads + head) * dim;
       widen(q, dim, x);
       rotate(x, cos, sin, dim / 2, y);
+      if (hadamard.rotate != nullptr) {
+        round_to(q, y, dim);
+        hadamard.rotate(y, dim, hadamard.of_q, y);
+      }
       narrow(y, dim, q);
       continue;
     }
@@ -42,6 +47,10 @@ void write_head(const RopeWrite& c, int64_t head, QuantizeGroup<float> quantize,
     widen(static_cast<const T*>(c.k) + t * c.k_row + head * dim, dim, x);
     rotate(x, cos, sin, dim / 2, y);
     round_to(static_cast<const T*>(c.k), y, dim);
+    if (hadamard.rotate != nullptr) {
+      hadamard.rotate(y, dim, hadamard.of_k, y);
+      round_to(static_cast<const T*>(c.k), y, dim);
+    }
     store(y, dim, cache.type, cache.k, cache.k_scale, page, token, head, quantize);
     widen(static_cast<const T*>(c.v) + t * c.v_row + head * cache.value_dim, cache.value_dim, x);
     store(x, cache.value_dim, cache.type, cache.v, cache.v_scale, page, token, head, quantize);

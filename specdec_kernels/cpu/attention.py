@@ -20,7 +20,7 @@ def attend_int8(*args):
     launch(_attend, attend(*args), native.threads())
 
 
-def rope_write(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
+def rope_write(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard):
     """sk::RopeWrite, field by field."""
     return (
         DTYPE_CODE[k.dtype],
@@ -36,6 +36,7 @@ def rope_write(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
         k.shape[0],
         0 if q is None else q.shape[1],
         slots.data_ptr(),
+        hadamard,
         cache(k_cache, k_scale, v_cache, v_scale),
     )
 

@@ -23,11 +23,13 @@ def rms_norm_linear(x, norm_weight, eps, residual, residual_out, weight, bias, o
     )
 
 
-def rope_attend(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, page_table, lengths, mask, scale, out):
+def rope_attend(
+    q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard, page_table, lengths, mask, scale, out
+):  # fmt: skip
     queries = q.unflatten(0, out.shape[:2])
     launch(
         _rope_attend,
-        rope_write(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots),
+        rope_write(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard),
         attend(queries, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out),
         native.threads(),
     )

@@ -2,20 +2,26 @@
 
 import torch
 
+from ..attention import hadamard_factors
+from ..rotation import hadamard as rotated
 from .quantize import quantize_int8
 
 
-def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
+def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard):
     pages, page_size = k_cache.shape[:2]
     inside = (slots >= 0) & (slots < pages * page_size)
     if slots.is_cpu and not bool((inside | (slots == -1)).all()):
         raise ValueError("slots: expected -1 or an index inside the cache")
+    if hadamard:
+        of_q, of_k = hadamard_factors(k.shape[2])
+    else:
+        of_q = of_k = None
     if q is not None:
-        q.copy_(_rotate(q, cos, sin))
+        q.copy_(_rotate(q, cos, sin, of_q))
     overwritten = (slots[:, None] == slots).triu(1).any(1)  # by a later token
     kept = inside & ~overwritten
     page, offset = slots[kept] // page_size, slots[kept] % page_size
-    for x, cache, scale in ((_rotate(k, cos, sin), k_cache, k_scale), (v, v_cache, v_scale)):
+    for x, cache, scale in ((_rotate(k, cos, sin, of_k), k_cache, k_scale), (v, v_cache, v_scale)):
         x = x[kept]
         if scale is None:
             cache[page, offset] = x.to(cache.dtype)
@@ -26,10 +32,12 @@ def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, sl
             scale[page, offset] = scales[..., 0]
 
 
-def _rotate(x, cos, sin):
+def _rotate(x, cos, sin, factor):
+    """The rotary embedding, then the Hadamard matrix times ``factor``, if there is one."""
     a, b = x.float().chunk(2, -1)
     c, s = cos.unsqueeze(1), sin.unsqueeze(1)
-    return torch.cat([a * c - b * s, b * c + a * s], -1).to(x.dtype)
+    y = torch.cat([a * c - b * s, b * c + a * s], -1).to(x.dtype)
+    return y if factor is None else (rotated(y) * factor).to(x.dtype)
 
 
 def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):

@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from ..registry import Unsupported
 from .codes import codes_of, grid_of, rounded, store_rounded, survey, widened, wider
 from .launch import launch, on_device, padded
 
@@ -122,7 +123,9 @@ def last_tokens(slots, places):
     return last
 
 
-def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots):
+def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard):
+    if hadamard:
+        raise Unsupported("does not rotate heads by the Hadamard matrix yet")
     tokens, heads, dim = k.shape
     if tokens == 0:
         return

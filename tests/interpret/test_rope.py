@@ -86,7 +86,7 @@ def test_a_bad_slot_on_a_device_is_skipped(scan, monkeypatch):
     k, v = randn(len(slots), 2, 4), randn(len(slots), 2, 4, seed=1)
     got, want = make_cache(6, 4, 2, 4, torch.int8), make_cache(6, 4, 2, 4, torch.int8)
     with running("triton"):
-        registry.call("rope_write_kv_int8", "cpu", None, k, v, *tables(8, 4), *got, torch.tensor(slots))
+        registry.call("rope_write_kv_int8", "cpu", None, k, v, *tables(8, 4), *got, torch.tensor(slots), False)
     good = torch.tensor([slot if slot == 5 else -1 for slot in slots])
     with running("reference"):
         sk.rope_write_kv_int8(k, v, *tables(8, 4), *want, good)

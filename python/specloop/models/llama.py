@@ -95,6 +95,7 @@ class Llama:
         self.name = name
         self.context = min(context, config.context)
         self.kv = kv
+        self._rotated_keys = kv == "int8" and config.head_dim & (config.head_dim - 1) == 0
         self.vocab_size = config.vocab
         self.eos_ids = frozenset(eos_ids)
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
@@ -186,7 +187,10 @@ class Llama:
         x, before = r.hidden, {}  # the first layer has nothing to add
         for layer, kv in zip(self.layers, pages.layers, strict=True):
             sk.rms_norm_linear(x, layer.attention_norm, eps, layer.qkv, out=r.qkv, **before)
-            sk.rope_attend(r.q, r.k, r.v, r.cos, r.sin, *kv, r.slots, pages.table, pages.lengths, out=r.attended_heads)
+            sk.rope_attend(
+                r.q, r.k, r.v, r.cos, r.sin, *kv, r.slots, pages.table, pages.lengths,
+                hadamard=self._rotated_keys, out=r.attended_heads,
+            )  # fmt: skip
             linear(r.attended, layer.attention_out, out=r.mixed)
             sk.gated_mlp(r.mixed, layer.mlp_norm, eps, layer.gate_up, layer.down, out=r.delta, **add)
             x, before = r.delta, add
