@@ -9,7 +9,7 @@ def matrix_forms(form):
 
 def linear_forms(form):
     """Groups of 64 and one scale per row; float rows quantised in the prologue and rows of codes."""
-    from specdec_kernels.triton_kernels.linear import int8_dots, linear_kernel, sum_kernel
+    from specdec_kernels.triton_kernels.linear import int8_dots, linear_kernel, rows_together, sum_kernel
     from specdec_kernels.triton_kernels.rotation import rotate_quantize_kernel
 
     types = {
@@ -26,6 +26,12 @@ def linear_forms(form):
         form("linear 1 row rotated", linear_kernel, 128, **prologue | {"STAGES": 6}, ROWS=1),
         form("linear 4 rows f32", linear_kernel, 128, **prologue | {"x": "*fp32", "out": "*fp32"}, ROWS=4),
         form("linear 16 rows of codes", linear_kernel, 128, **pair),
+        form(
+            "linear many rows of codes",
+            linear_kernel,
+            128,
+            **pair | {"ROWS": lambda t: rows_together(99, int8_dots(t))},
+        ),
         form("linear 1 row split", linear_kernel, 128, **split | {"x": "*bf16", "x_scale": None}, ROWS=1),
         form("linear 16 rows of codes split", linear_kernel, 128, **split | pair | {"LONG": True}),
         form("linear sum of splits", sum_kernel, 128, **types | {"parts": "*i32", "C": 256}),

@@ -192,7 +192,8 @@ def linear_int8(x, scale, weight, bias, out):
     k, group, groups = weight.k, weight.group_size, weight.groups
     rotate = weight.rotated  # which only float rows can meet
     long = group > LONGEST
-    together = 1 if rows == 1 else 4 if rows <= 4 else 16
+    int8 = interpreted() or int8_dots(target())
+    together = rows_together(rows, int8)
     with on_device(x):
         if scale is None and (together * k > PROLOGUE or (long and (groups > 1 or rotate))):
             x, scale = quantized(x, group, rotate)
@@ -216,7 +217,7 @@ def linear_int8(x, scale, weight, bias, out):
             x, x.stride(0), *of_scale, weight.codes, weight.scale, bias, out, out.stride(0), parts, part_scale,
             rows, n, group, groups, -(-group // 4), turns,
             ROWS=together, S=slices, K=width, LONG=long, STAGES=group.bit_length() - 1 if rotate else 0,
-            INT8=interpreted() or int8_dots(target()),
+            INT8=int8,
         )  # fmt: skip
         if splits > 1:
             scale = part_scale if scale is None else scale
@@ -242,6 +243,11 @@ def quantized(x, group, rotate):
         x, x.stride(0), q, scale, rows * groups, groups, B=together, L=long, STAGES=group.bit_length() - 1,
     )  # fmt: skip
     return q, scale
+
+
+def rows_together(rows, int8):
+    """Rows of a program: few sizes, so that few kernels are compiled; 32 is what the registers hold with int8 dots."""
+    return 1 if rows == 1 else 4 if rows <= 4 else 16 if rows <= 16 or not int8 else 32
 
 
 def int8_dots(target):
