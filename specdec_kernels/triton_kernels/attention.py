@@ -30,17 +30,27 @@ BITS = tl.constexpr("bits")
 
 
 @triton.jit
-def dot(a, b, HALF: tl.constexpr):
-    """a b with float32 sums. HALF: a 16-bit type that holds every value of both exactly (BITS: bfloat16, cut off, where
-    conversions are slow); else how float32 is multiplied, None where there is no such product."""
+def sum_in_pairs(x, A: tl.constexpr, L: tl.constexpr, C: tl.constexpr):
+    """The sums [A, C] of x [A, L, C], pairwise: the order of tl.sum depends on how a compiled kernel spreads its tile
+    over threads, so on alignments and on whether there is a mask."""
+    for _ in tl.static_range(L.bit_length() - 1):
+        x = tl.sum(tl.reshape(x, [A, x.shape[1] // 2, 2, C]), axis=2)
+    return tl.sum(x, axis=1)  # of one
+
+
+@triton.jit
+def add_product(acc, a, b, HALF: tl.constexpr):
+    """acc + a b with float32 sums. HALF: a 16-bit type that holds every value of both exactly (BITS: bfloat16, cut off,
+    where conversions are slow); else how float32 is multiplied, None where there is no such product."""
     if HALF is None:
-        return tl.sum(a[:, :, None] * b[None, :, :], axis=1)
+        products = a[:, :, None] * b[None, :, :]
+        return acc + sum_in_pairs(products, a.shape[0], a.shape[1], b.shape[1])
     elif HALF == "ieee" or HALF == "tf32x3":
-        return tl.dot(a, b, input_precision=HALF)
+        return tl.dot(a, b, acc, input_precision=HALF)
     elif HALF == BITS:
-        return tl.dot(_cut(a), _cut(b))
+        return tl.dot(_cut(a), _cut(b), acc)
     else:
-        return tl.dot(a.to(HALF), b.to(HALF))
+        return tl.dot(a.to(HALF), b.to(HALF), acc)
 
 
 @triton.jit
@@ -49,13 +59,13 @@ def _cut(x):
 
 
 @triton.jit
-def weigh(p, v, LIKE: tl.constexpr, HALF: tl.constexpr):
-    """p v, where p is float32 and v exact in the 16-bit type LIKE, if any."""
+def add_weighted(acc, p, v, LIKE: tl.constexpr, HALF: tl.constexpr):
+    """acc + p v, where p is float32 and v exact in the 16-bit type LIKE, if any."""
     if LIKE is None:
-        return dot(p, v, HALF)
+        return add_product(acc, p, v, HALF)
     else:
         high = rounded(p, LIKE)
-        return dot(high, v, HALF) + dot(rounded(p - high, LIKE), v, HALF)
+        return add_product(add_product(acc, high, v, HALF), rounded(p - high, LIKE), v, HALF)
 
 
 @triton.jit(do_not_specialize=["rows", "width", "parts"])
@@ -106,7 +116,7 @@ def attend_kernel(
                 seen = ((n < own)[None, :] & here[:, None]) | marked
             keys = tl.load(k_cache + (page * k_page + slot * k_slot)[:, None] + at,
                            mask=inside[:, None] & (at < D), other=0)  # fmt: skip
-            s = dot(queries, tl.trans(widened(keys)), HALF)
+            s = add_product(tl.zeros([ROWS, TILE], tl.float32), queries, tl.trans(widened(keys)), HALF)
             if k_scale is not None:
                 s *= tl.load(k_scale + page * ks_page + slot * ks_slot + kv_head * ks_head, mask=inside, other=0.0)[
                     None, :
@@ -117,17 +127,19 @@ def attend_kernel(
             base = tl.where(top == float("-inf"), 0.0, top)
             p = tl.exp(s - base[:, None])
             fade = tl.exp(before - base)
-            total = total * fade + tl.sum(p, axis=1)
+            total = total * fade + tl.sum(sum_in_pairs(p[:, :, None], ROWS, TILE, 1), axis=1)
+            acc *= fade[:, None]
             v = widened(tl.load(v_cache + (page * v_page + slot * v_slot)[:, None] + at_v,
                                 mask=inside[:, None] & (at_v < DV), other=0))  # fmt: skip
             if v_scale is not None:
                 of_v = tl.load(v_scale + page * vs_page + slot * vs_slot + kv_head * vs_head, mask=inside, other=0.0)
-                acc = acc * fade[:, None] + weigh(tl.where(seen, p * of_v[None, :], 0.0), v, LIKE, HALF_V)
+                acc = add_weighted(acc, tl.where(seen, p * of_v[None, :], 0.0), v, LIKE, HALF_V)
             else:
                 finite = v - v == 0.0
-                acc = acc * fade[:, None] + weigh(p, tl.where(finite, v, 0.0), LIKE, HALF_V)
+                acc = add_weighted(acc, p, tl.where(finite, v, 0.0), LIKE, HALF_V)
                 if tl.min(tl.min(finite.to(tl.int32), axis=1), axis=0) == 0:
-                    reached = dot(seen.to(tl.float32), tl.where(finite, 0.0, 1.0), HALF_V)
+                    none = tl.zeros([ROWS, WIDE_V], tl.float32)
+                    reached = add_product(none, seen.to(tl.float32), tl.where(finite, 0.0, 1.0), HALF_V)
                     acc = tl.where(reached > 0.0, float("nan"), acc)
         total = tl.where(bad > 0, float("nan"), total)
         if sums is None:
@@ -167,17 +179,19 @@ def combine_kernel(
         part = first + tl.arange(0, 64)
         top = tl.maximum(top, tl.max(tl.load(sums + part * 2, mask=part < used, other=float("-inf")), axis=0))
     base = tl.where(top == float("-inf"), 0.0, top)
-    acc = tl.zeros([WIDE_V], tl.float32)
-    total = tl.zeros([], tl.float32)
+    acc = tl.zeros([1, WIDE_V], tl.float32)
+    total = tl.zeros([1, 1], tl.float32)
     for first in range(0, used, TOGETHER):
         part = first + tl.arange(0, TOGETHER)
         weight = tl.exp(tl.load(sums + part * 2, mask=part < used, other=float("-inf")) - base)
-        total += tl.sum(weight * tl.load(sums + part * 2 + 1, mask=part < used, other=0.0), axis=0)
+        of_part = weight * tl.load(sums + part * 2 + 1, mask=part < used, other=0.0)
+        total += sum_in_pairs(of_part[None, :, None], 1, TOGETHER, 1)
         mask = (part < used)[:, None] & (at < DV)
-        acc += tl.sum(weight[:, None] * tl.load(values + part[:, None] * DV + at, mask=mask, other=0.0), axis=0)
+        of_part = weight[:, None] * tl.load(values + part[:, None] * DV + at, mask=mask, other=0.0)
+        acc += sum_in_pairs(of_part[None, :, :], 1, TOGETHER, WIDE_V)
     total = tl.where(bad, float("nan"), total)
     to = out + ((b * rows + i // sharing) * kv_heads * sharing + kv_head * sharing + i % sharing) * DV + at
-    finish(to, acc[None, :], tl.full([1, 1], 0.0, tl.float32) + total, at < DV)
+    finish(to, acc, total, at < DV)
 
 
 def attend_int8(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out):
@@ -219,7 +233,7 @@ SIXTEEN = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 def types(rows, cache, target):
-    """HALF, HALF_V and LIKE of a target (None: the interpreter): how the products are taken, as in dot and weigh."""
+    """HALF, HALF_V and LIKE of a target (None: the interpreter): how the products are taken, as in add_weighted."""
     half = half_v = None
     if cache is torch.int8 and rows in SIXTEEN:
         half, half_v = SIXTEEN[rows], tl.bfloat16
