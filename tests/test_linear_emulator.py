@@ -74,8 +74,18 @@ def raw(q, w):
 
 @pytest.mark.parametrize(("n", "k", "group"), SHAPES)
 def test_equals_the_reference(emulated, n, k, group):
+    agree(n, k, group, ROWS[n % 3 :: 3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("n", "k", "group"), SHAPES)
+def test_equals_the_reference_for_any_number_of_rows(emulated, n, k, group):
+    agree(n, k, group, ROWS)
+
+
+def agree(n, k, group, counts):
     weight, bias = packed(n, k, group), torch.randn(n, generator=generator(n))
-    for i, m in enumerate(ROWS):
+    for i, m in enumerate(counts):
         dtype = (torch.float32, torch.float16, torch.bfloat16)[i % 3]
         x = torch.randn(m, k, generator=generator(m)).to(dtype)
         y = sk.linear_int8(x, weight, bias.to(dtype))

@@ -13,6 +13,7 @@ void bind_linear(py::module_& m) {
          int device, uintptr_t stream) {
         require(rows >= 0 && n >= 0 && k > 0 && group > 0 && k % group == 0, "rows, n, k, group: expected a matrix");
         require(rows * n == 0 || (x && codes && scale && out), "x, weight, out: expected addresses");
+        require(n < 1 << 28 && k < int64_t{1} << 31, "n, k: expected less than 2^28 channels and 2^31 values");
         require(rows == 0 || (type == static_cast<int>(LinearX::kCodes)) == (x_scale != 0),
                 "x_scale: expected one with codes only");
         require(!rotated || (group <= kLongestRotation && x_scale == 0), "rotated: expected floats in short groups");

@@ -93,9 +93,8 @@ __device__ void multiply_panel(const LinearInt8& a, const XWords& x, const PerGr
 
   for (int begin = 0; begin < walk.groups; begin += kGroups) {
     const int count = Min()(kGroups, walk.groups - begin);
-    const int64_t pieces_here = static_cast<int64_t>(count) * pieces, mine = tid / wave();
-    const int from = static_cast<int>(pieces_here * mine / waves),
-              to = static_cast<int>(pieces_here * (mine + 1) / waves);
+    const int pieces_here = count * pieces, mine = tid / wave();
+    const int from = pieces_here * mine / waves, to = pieces_here * (mine + 1) / waves;
     Course<Unit> here{a.codes + panel * walk.panel_bytes(), x,        first, rows, walk, begin + from / pieces,
                       from % pieces * Unit::steps(),        to - from};
     Course<Unit> ahead = here;
@@ -148,12 +147,13 @@ __device__ void multiply_panel(const LinearInt8& a, const XWords& x, const PerGr
 
 // Prepared rows.
 template <class Unit>
-__global__ void __launch_bounds__(kLinearThreads, 2)
+__global__ void __launch_bounds__(kLinearThreads, Unit::kBlocks)
     linear_kernel(const LinearInt8 a, const XWords x, const PerGroup<const float> scale) {
   if constexpr (!Unit::kRunsHere) return;
-  const int64_t tiles = (a.rows + Unit::kRows - 1) / Unit::kRows, panels = (a.n + kPanel - 1) / kPanel;
-  for (int64_t unit = blockIdx.x; unit < panels * tiles; unit += gridDim.x) {
-    const int64_t first = unit % tiles * Unit::kRows;
+  const uint32_t tiles = static_cast<uint32_t>((a.rows + Unit::kRows - 1) / Unit::kRows);
+  const uint32_t units = static_cast<uint32_t>((a.n + kPanel - 1) / kPanel) * tiles;
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
+    const int64_t first = static_cast<int64_t>(unit % tiles) * Unit::kRows;
     const int rows = static_cast<int>(Min()(static_cast<int64_t>(Unit::kRows), a.rows - first));
     multiply_panel<Unit>(a, x, scale, unit / tiles, first, rows, [] {});
   }

@@ -26,7 +26,7 @@ constexpr int kGroupsAtOnce = 128;  // that a block prepares
 struct Walk {
   int32_t groups, group, steps, rounds;  // how many; values, steps and rounds of each
   explicit SK_HD Walk(const LinearInt8& a)
-      : groups(static_cast<int32_t>(a.k / a.group)),
+      : groups(static_cast<int32_t>(a.k) / static_cast<int32_t>(a.group)),
         group(static_cast<int32_t>(a.group)),
         steps((group + kStep - 1) / kStep),
         rounds((steps + kRoundSteps - 1) / kRoundSteps) {}

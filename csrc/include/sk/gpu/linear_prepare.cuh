@@ -42,11 +42,19 @@ __device__ void prepare(const LinearInt8& a, const Walk& walk, int64_t r, int fi
   const T* const x = static_cast<const T*>(a.x) + r * a.x_stride + static_cast<int64_t>(first) * walk.group;
   const int tid = threadIdx.x, total = count * walk.group;
   const bool whole = aligned<Pack<T, kStep>>(x), held = total <= kRoom;  // else one long group, read twice
-  if (held)
-    for (int i = tid * kStep; i < total; i += kLinearThreads * kStep) {
-      const auto pack = load_pack<kStep>(x, i, total, whole);
-      for (int b = 0; b < kStep && i + b < total; ++b) room.values[i + b] = to_f32(pack.v[b]);
+  if (held) {
+    constexpr int kPacks = kRoom / (kLinearThreads * kStep);
+    Pack<T, kStep> packs[kPacks];  // all on their way before the first is used
+#pragma unroll
+    for (int h = 0; h < kPacks; ++h) packs[h] = load_pack<kStep>(x, (h * kLinearThreads + tid) * kStep, total, whole);
+#pragma unroll
+    for (int h = 0; h < kPacks; ++h) {
+      const int i = (h * kLinearThreads + tid) * kStep;
+#pragma unroll
+      for (int b = 0; b < kStep; ++b)
+        if (i + b < total) room.values[i + b] = to_f32(packs[h].v[b]);
     }
+  }
   for (int g = tid; g < count; g += kLinearThreads) room.range[g] = 0;
   __syncthreads();
   if (a.rotated) rotate(room.values, total, walk.group);
@@ -121,8 +129,8 @@ __global__ void __launch_bounds__(kLinearThreads, 2)
   SK_SHARED(float, values, kRoom);
   SK_SHARED(uint32_t, range, kGroupsAtOnce);
   const Walk walk(a);
-  const int64_t parts = (walk.groups + at_once - 1) / at_once;
-  for (int64_t unit = blockIdx.x; unit < a.rows * parts; unit += gridDim.x) {
+  const uint32_t parts = (walk.groups + at_once - 1) / at_once, units = static_cast<uint32_t>(a.rows) * parts;
+  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const int first = static_cast<int>(unit % parts) * at_once;
     const int count = Min()(at_once, walk.groups - first);
     prepare<T>(a, walk, unit / parts, first, count, {values, range}, words, scale);

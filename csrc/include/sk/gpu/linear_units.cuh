@@ -16,6 +16,7 @@ struct DotUnit {
   static constexpr bool kRunsHere = true;
   static constexpr int kRows = kRowsOfX;       // of x per pass over the weights
   static constexpr int kFlight = 8;            // loads of weights that each lane has under way
+  static constexpr int kBlocks = 2;            // per multiprocessor, as far as registers go
   static constexpr bool kWordsAhead = kAhead;  // those of x are loaded with the weights, not when they are needed
   static constexpr int kQuad = 4, kQuads = kPanel / kQuad;  // channels of a lane; lanes of a step
   struct Weights {
@@ -97,7 +98,7 @@ struct MatrixUnit {
   static constexpr bool kRunsHere = kMatrixUnit;
   static constexpr int kRows = kRowsOfX;
   static constexpr bool kWordsAhead = kRows <= 2 * kTileRows;
-  static constexpr int kFlight = kWordsAhead ? 8 : 4;
+  static constexpr int kFlight = kWordsAhead ? 8 : 4, kBlocks = kWordsAhead ? 2 : 1;
   static constexpr int kTiles = kRows / kTileRows;  // at most: a unit of 64 lanes takes two at once
   static constexpr int kHalf = kRoundSteps / 2;
   struct Weights {
