@@ -191,24 +191,27 @@ void dot_avx512(const Int8Tile& tile) {
   const uint8_t* w = t.w;
   __m512 y[] = {_mm512_loadu_ps(t.y + r * kLanes)...};
   for (int64_t g = 0; g < t.groups; ++g) {
-    __m512i sum[] = {start16(t, r, g)...};
+    __m512i sum[] = {start16(t, r, g)...}, odd[] = {(static_cast<void>(r), _mm512_setzero_si512())...};
     const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride + g * t.x_group)...};
-    const auto step = [&](int64_t s) __attribute__((always_inline)) {
+    const auto step = [&](__m512i* sums, int64_t s) __attribute__((always_inline)) {
       const __m512i line = _mm512_load_si512(w + s * kLine);
-      ((sum[r] = _mm512_dpbusd_epi32(sum[r], line, _mm512_set1_epi32(row[r][s]))), ...);
+      ((sums[r] = _mm512_dpbusd_epi32(sums[r], line, _mm512_set1_epi32(row[r][s]))), ...);
     };
+    __m512i* const second = kRows <= 3 ? odd : sum;  // so few sums would wait for their own last step
     int64_t s = 0;
     for (; s + 4 <= t.steps; s += 4) {
       fetch.four_lines(w + s * kLine);
-      step(s), step(s + 1), step(s + 2), step(s + 3);
+      step(sum, s), step(second, s + 1), step(sum, s + 2), step(second, s + 3);
     }
-    for (; s < t.steps; ++s) fetch.line(w + s * kLine), step(s);
+    for (; s < t.steps; ++s) fetch.line(w + s * kLine), step(sum, s);
+    if (kRows <= 3) ((sum[r] = _mm512_add_epi32(sum[r], odd[r])), ...);
     w += t.steps * kLine;
     if (!t.last) {
       (_mm512_storeu_si512(t.acc + r * kLanes, sum[r]), ...);
       return;  // a part of one group
     }
     const __m512 sw = _mm512_loadu_ps(t.sw + g * kLanes);
+    if (kRows <= 2) _mm_prefetch(reinterpret_cast<const char*>(t.sw + (g + 8) * kLanes), _MM_HINT_T0);
     ((y[r] = _mm512_add_ps(y[r], scaled16(t, r, g, sum[r], sw))), ...);
   }
   (_mm512_storeu_ps(t.y + r * kLanes, y[r]), ...);
