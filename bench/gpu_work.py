@@ -108,15 +108,38 @@ def quantize_work(gpu, rows, cols, dtype):
     yield Work("dequantize_int8", name, count, total, lambda i: sk.dequantize_int8(*made[i], dtype=dtype), eager)
 
 
+def linear_work(gpu, n, k, rows):
+    """A lap goes through copies of the weights; the rivals' weights are as cold."""
+    w, x = torch.randn(n, k), torch.randn(max(rows), k).to(gpu.device, BF16)
+    packed = sk.pack_int8(w)
+    count, (codes, scales), size = copies_of(gpu, packed.codes, packed.scale)
+    weights = [sk.Int8Weight(n, k, k, *pair) for pair in zip(codes, scales, strict=True)]
+    plain = [w.to(gpu.device, BF16) for _ in range(count)]
+    columns = [sk.quantize_int8(p)[0].t() for p in plain]
+    want = x.float() @ plain[0].float().t()
+    for m in rows:
+        some, out = x[:m], torch.empty(m, n, dtype=BF16, device=gpu.device)
+        others = {"F.linear bf16": lambda i, some=some: torch.nn.functional.linear(some, plain[i])}
+        if m > 16:  # as the operation demands; it gets x quantised and leaves its sums unscaled
+            q = sk.quantize_int8(some)[0]
+            others["_int_mm alone"] = lambda i, q=q: torch._int_mm(q, columns[i])
+        ours = lambda i, some=some, out=out: sk.linear_int8(some, weights[i], out=out)
+        total = size + some.nbytes + out.nbytes
+        near = lambda y, m=m: bool((y.float() - want[:m]).norm() < 0.03 * want[:m].norm())
+        yield Work("linear_int8", f"{n}x{k} M={m} bf16", count, total, ours, others, near)
+
+
 def everything(gpu):
     """Most telling first: a run that is short of time ends early."""
     if gpu.device.type == "cpu":
         yield from Drafted(gpu, 2, 1000, F32).work()
         yield from sample_work(gpu, 2, 1000, F32)
         yield from quantize_work(gpu, 8, 256, BF16)
+        yield from linear_work(gpu, 64, 256, (1, 32))
         return
     yield from Drafted(gpu, 8, 151_936, BF16).work()
     yield from quantize_work(gpu, 4096, 8192, BF16)
+    yield from linear_work(gpu, 4096, 4096, (1, 4, 8, 16, 32))
     yield from sample_work(gpu, 8, 151_936, BF16)
     for requests in (1, 64):
         yield from Drafted(gpu, requests, 151_936, BF16).work()
