@@ -207,7 +207,12 @@ def test_a_bad_value_flags_its_request_and_no_other(place, case):
 
 # ---- streams and graphs ------------------------------------------------------------------------------------------
 
-STEP = ("verify", "verify_tree", "sample", "quantize_int8")
+STEP = ("verify", "verify_tree", "sample", "quantize_int8", "linear_int8", "attend_int8")
+EXACT = ("quantize_int8", "linear_int8")
+
+
+def packed(n, k, group=64):
+    return device_calls.sk.pack_int8(torch.randn(n, k), group_size=group, rotate=True)
 
 
 def step(place, name):
@@ -219,6 +224,8 @@ def step(place, name):
         "verify_tree": lambda: (*tree[:2], {**tree[2], **plain}),
         "sample": lambda: (device_calls.sk.sample, (torch.randn(4, 3000),), keys(4)),
         "quantize_int8": lambda: (device_calls.sk.quantize_int8, (torch.randn(4, 640),), {}),
+        "linear_int8": lambda: (device_calls.sk.linear_int8, (torch.randn(4, 640), packed(64, 640)), {}),
+        "attend_int8": lambda: device_calls.attend_int8(1),
     }[name]()
     function, arguments, options = call
     there, more = places.put((arguments, options), place.device)
@@ -237,7 +244,7 @@ def test_a_captured_call_sees_changed_inputs(place, name):
                 options["position"].add_(1)
             replay()
             cpu, more = places.put((arguments, options), "cpu")
-            assert not differences(outputs, _elsewhere(function, cpu, more), exact=name == "quantize_int8")
+            assert not differences(outputs, _elsewhere(function, cpu, more), exact=name in EXACT)
 
 
 def _elsewhere(function, arguments, options):
@@ -254,7 +261,18 @@ def test_no_call_waits_for_the_device(place, name):
         with place.no_waiting():
             result = function(*arguments, **options)
     cpu, more = places.put((arguments, options), "cpu")
-    assert not differences(result, _elsewhere(function, cpu, more), exact=name == "quantize_int8")
+    assert not differences(result, _elsewhere(function, cpu, more), exact=name in EXACT)
+
+
+def test_weights_are_packed_where_they_are(place):
+    """By whichever backend does that; no value goes through the CPU."""
+    w = torch.randn(70, 128).to(torch.bfloat16)
+    there = w.to(place.device)
+    with place.no_waiting():
+        weights = [device_calls.sk.pack_int8(there, group_size=g, rotate=r) for g, r in ((None, False), (32, True))]
+    for weight, want in zip(weights, ((None, False), (32, True)), strict=True):
+        expected = device_calls.sk.pack_int8(w, group_size=want[0], rotate=want[1])
+        assert torch.equal(weight.codes.cpu(), expected.codes) and torch.equal(weight.scale.cpu(), expected.scale)
 
 
 @pytest.mark.parametrize("name", STEP[:3])

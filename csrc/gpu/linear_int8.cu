@@ -54,8 +54,8 @@ void launch(const LinearInt8& args, LinearUnit unit, int device, StreamHandle st
     SK_LAUNCH((linear_row_kernel<T>), blocks_for((args.n + kPanel - 1) / kPanel), kLinearThreads, stream, args);
     return;
   }
-  const bool matrix = unit == LinearUnit::kMatrix || (unit == LinearUnit::kBest && args.rows > 1 &&
-                                                      matrix_unit(&linear_kernel<MatrixUnit<8>>, device));
+  const bool wanted = unit == LinearUnit::kMatrix || (unit == LinearUnit::kBest && args.rows > 1);
+  const bool matrix = wanted && matrix_unit(&linear_kernel<MatrixUnit<8>>, device);
   const XWords x{static_cast<uint32_t*>(args.workspace), walk.row_words() * kTileRows, kRoundSteps * kTileRows};
   const PerGroup<float> made{
       reinterpret_cast<float*>(static_cast<char*>(args.workspace) + words_bytes(walk, args.rows)), walk.groups, 1};

@@ -2,10 +2,11 @@
 // rotated before that if the weight is (specdec_kernels/rotation.py). Codes that are given are only put in order.
 //
 // Who does it? A block that multiplies needs all codes of its rows, in every block the same. Doing the work again in
-// each costs M * K divisions and M * K values from the cache per block, a launch of its own about a microsecond. With
-// K = 4096 a block of 16 channels has 64 KB of weights to read: for one row the 8 KB of x and 16 divisions per thread
-// vanish behind the first weights, which are on their way by then; for 8 rows x would be as many bytes as the weights.
-// So one row of up to 4096 values is prepared where it is used (linear.cuh), and everything else by a launch.
+// each costs M * K divisions and M * K values from the cache per block, a launch of its own about a microsecond
+// (predicted). With K = 4096 a block of 16 channels has 64 KB of weights to read: for one row the 8 KB of x and 16
+// divisions per thread vanish behind the first weights, which are on their way by then; for 8 rows x would be as many
+// bytes as the weights. So one row of up to 4096 values is prepared where it is used (linear.cuh), and everything else
+// by a launch.
 #pragma once
 #include "sk/gpu/quantize.cuh"
 
