@@ -117,7 +117,7 @@ class _Reader:
             weight = sk.Int8Weight.empty(total, width, group, rotated=rotated, memory=self.memory)
             write = weight.write_rows
         else:
-            weight = torch.empty(total, width)
+            weight = self.memory.empty((total, width), torch.float32)
             write = lambda start, rows: weight[start : start + len(rows)].copy_(rows)
         self.unfilled.append((write, width, parts))
         return weight
