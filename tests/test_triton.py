@@ -20,7 +20,7 @@ CASES = [TESTS / f"test_verify_{name}.py" for name in ("cases", "filters", "rule
 CASES += [TESTS / "test_quantize.py", TESTS / "test_fused_quantize.py"]
 
 
-def interpreted(folder, *options, tests=(TESTS / "interpret",)):
+def interpreted(folder, *options, tests=(TESTS / "interpret", TESTS / "test_device_attention.py")):
     """Runs tests, as a rule tests/interpret, on the package that is tested here."""
     line = [sys.executable, "-m", "pytest", *map(str, tests), "-c", str(TESTS.parent / "pyproject.toml")]
     line += ["--rootdir", str(TESTS.parent), "-p", "no:cacheprovider", *options]
