@@ -1,7 +1,5 @@
 """rope_write_kv_int8 and rows_int8 interpreted: the bits of the reference."""
 
-import itertools
-
 import pytest
 import torch
 
@@ -59,7 +57,7 @@ def test_any_layout_of_the_cache(layout):
 @pytest.mark.parametrize("cache", CACHES)
 @pytest.mark.parametrize("x", FLOATS)
 def test_every_combination(x, cache, layout):
-    for size, q_heads in itertools.product(SIZES, (1, 9)):
+    for size, q_heads in zip(SIZES, (1, 9, 0, 2, 4), strict=True):
         agrees(x, cache, layout, size, SLOTS, q_heads=q_heads)
 
 
