@@ -34,7 +34,7 @@ def row_forms(form):
     heads = dict(zip(("HEADS", "HALF", "VALUES"), rope.tile(128, 128), strict=True))
     write = {
         **heads, **dict.fromkeys("qkv", "*bf16"), "cos": "*fp32", "sin": "*fp32", "slots": "*i64", "last": None,
-        "tokens": "i32", "SCAN": 256,
+        "tokens": "i32", "SCAN": 256, "Q_FACTOR": 0.125, "K_FACTOR": 0.0625, "STAGES": 0,
         "k_cache": "*i8", "v_cache": "*i8", "k_scale": "*fp32", "v_scale": "*fp32",
     }  # fmt: skip
     floats = {"k_cache": "*bf16", "v_cache": "*bf16", "k_scale": None, "v_scale": None}
@@ -65,6 +65,7 @@ def row_forms(form):
         int8_form("layer_norm quantize", norm_kernel, **tile(4096), **{**quantising, "bias": "*bf16", "CENTRED": True},
                   GROUP=64),
         int8_form("rope write int8", rope.rope_kernel, 128, **write),
+        int8_form("rope write int8 hadamard", rope.rope_kernel, 128, **{**write, "STAGES": 7}),
         int8_form("rope write bf16", rope.rope_kernel, 128, **{**write, **floats}),
         int8_form("rope write int8, many tokens", rope.rope_kernel, 128, **{**write, "last": "*i32"}),
         int8_form("rope last tokens", rope.last_kernel, 128, **{**write, "last": "*i32"}, FIRST=False, N=256),

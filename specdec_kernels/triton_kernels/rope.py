@@ -9,9 +9,10 @@ import torch
 import triton
 import triton.language as tl
 
-from ..registry import Unsupported
+from ..attention import hadamard_factors
 from .codes import codes_of, grid_of, rounded, store_rounded, survey, widened, wider
 from .launch import launch, on_device, padded
+from .rotation import hadamard
 
 SCAN = 256
 
@@ -30,12 +31,20 @@ def last_kernel(slots, last, tokens, places, FIRST: tl.constexpr, N: tl.constexp
 
 
 @triton.jit
-def rotated(x, cos, sin, inside, dim):
-    """Both halves of the rotated rows, float32 values of x's type; cos and sin [1, HALF]."""
+def rotary(x, cos, sin, inside, dim, FACTOR: tl.constexpr, STAGES: tl.constexpr):
+    """Both halves of the rotated rows, float32 values of x's type; cos and sin [1, HALF]. STAGES > 0: the heads of
+    2^STAGES values are then multiplied by the Hadamard matrix times FACTOR, whose last stage joins the halves."""
     like: tl.constexpr = x.dtype.element_ty
-    a = widened(tl.load(x, mask=inside, other=0.0))
-    b = widened(tl.load(x + dim // 2, mask=inside, other=0.0))
-    return rounded(a * cos - b * sin, like), rounded(b * cos + a * sin, like)
+    u = widened(tl.load(x, mask=inside, other=0.0))
+    v = widened(tl.load(x + dim // 2, mask=inside, other=0.0))
+    a = rounded(u * cos - v * sin, like)
+    b = rounded(v * cos + u * sin, like)
+    if STAGES > 0:
+        u = hadamard(a, a.shape[0], a.shape[1], STAGES - 1)
+        v = hadamard(b, b.shape[0], b.shape[1], STAGES - 1)
+        a = rounded((u + v) * FACTOR, like)
+        b = rounded((u - v) * FACTOR, like)
+    return a, b
 
 
 @triton.jit
@@ -53,6 +62,7 @@ def rope_kernel(
     v_cache, v_page, v_place, v_head, v_scale, vs_page, vs_place, vs_head,
     tokens, q_heads, heads, dim, values, places, page_size, q_blocks, blocks,
     HEADS: tl.constexpr, HALF: tl.constexpr, VALUES: tl.constexpr, SCAN: tl.constexpr,
+    Q_FACTOR: tl.constexpr, K_FACTOR: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
     part = tl.program_id(1)
@@ -66,7 +76,7 @@ def rope_kernel(
         c = tl.load(cos + t * cos_stride + half, mask=in_half, other=0.0)
         s = tl.load(sin + t * sin_stride + half, mask=in_half, other=0.0)
         to = q + t * q_stride + head[:, None] * dim + half
-        a, b = rotated(to, c, s, inside, dim)
+        a, b = rotary(to, c, s, inside, dim, Q_FACTOR, STAGES)
         tl.debug_barrier()  # in place: other threads may hold the same values
         store_rounded(to, a, inside)
         store_rounded(to + dim // 2, b, inside)
@@ -99,7 +109,7 @@ def rope_kernel(
             inside = real[:, None] & in_half
             c = tl.load(cos + t * cos_stride + half, mask=in_half, other=0.0)
             s = tl.load(sin + t * sin_stride + half, mask=in_half, other=0.0)
-            a, b = rotated(k + t * k_stride + head[:, None] * dim + half, c, s, inside, dim)
+            a, b = rotary(k + t * k_stride + head[:, None] * dim + half, c, s, inside, dim, K_FACTOR, STAGES)
             grid = grid_of(wider(survey(a), survey(b)), True)
             if k_scale is not None:
                 tl.store(k_scale + page * ks_page + place * ks_place + h * ks_head, grid.scale, mask=real)
@@ -123,9 +133,7 @@ def last_tokens(slots, places):
     return last
 
 
-def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard):
-    if hadamard:
-        raise Unsupported("does not rotate heads by the Hadamard matrix yet")
+def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, with_hadamard):
     tokens, heads, dim = k.shape
     if tokens == 0:
         return
@@ -134,6 +142,7 @@ def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, sl
     together, half, wide = tile(dim, values)
     q_heads = 0 if q is None else q.shape[1]
     q_blocks, blocks = triton.cdiv(q_heads, together), triton.cdiv(heads, together)
+    of_q, of_k = hadamard_factors(dim) if with_hadamard else (1.0, 1.0)
     with on_device(k):
         launch(
             rope_kernel, (tokens, q_blocks + 2 * blocks), 128,
@@ -142,6 +151,7 @@ def rope_write_kv_int8(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, sl
             *_paged(k_cache), *_paged(k_scale), *_paged(v_cache), *_paged(v_scale),
             tokens, q_heads, heads, dim, values, places, page_size, q_blocks, blocks,
             HEADS=together, HALF=half, VALUES=wide, SCAN=SCAN,
+            Q_FACTOR=of_q, K_FACTOR=of_k, STAGES=dim.bit_length() - 1 if with_hadamard else 0,
         )  # fmt: skip
 
 

@@ -7,14 +7,19 @@ from .codes import codes_of, grid_of, survey, widened
 
 
 @triton.jit
-def rotated(x, B: tl.constexpr, L: tl.constexpr, STAGES: tl.constexpr):
-    """x [B, L] with every 2^STAGES values times the Hadamard matrix / 2^STAGES: (a, b) -> (a + b, a - b), near pairs
-    first."""
+def hadamard(x, B: tl.constexpr, L: tl.constexpr, STAGES: tl.constexpr):
+    """x [B, L] with every 2^STAGES values times the Hadamard matrix: (a, b) -> (a + b, a - b), near pairs first."""
     for stage in tl.static_range(STAGES):
         pairs = tl.permute(tl.reshape(x, [B, L // (2 * 2**stage), 2, 2**stage]), (0, 1, 3, 2))
         a, b = tl.split(pairs)
         x = tl.reshape(tl.permute(tl.join(a + b, a - b), (0, 1, 3, 2)), [B, L])
-    return x * (0.5**STAGES)
+    return x
+
+
+@triton.jit
+def rotated(x, B: tl.constexpr, L: tl.constexpr, STAGES: tl.constexpr):
+    """x [B, L] with every 2^STAGES values times the Hadamard matrix / 2^STAGES."""
+    return hadamard(x, B, L, STAGES) * (0.5**STAGES)
 
 
 @triton.jit

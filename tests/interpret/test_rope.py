@@ -16,7 +16,7 @@ SIZES = ((3, 64, 64), (2, 46, 80), (1, 2, 1), (9, 128, 96), (2, 192, 128))  # he
 SLOTS = [3, -1, 0, 3, 23, 7, 0, -1, 5]
 
 
-def written(backend, x, cache, layout, size, slots, q_heads=4):
+def written(backend, x, cache, layout, size, slots, q_heads=4, **options):
     heads, dim, values = size
     tokens, g = len(slots), torch.Generator().manual_seed(heads)
     counts = (q_heads, dim), (heads, dim), (heads, values)
@@ -27,7 +27,7 @@ def written(backend, x, cache, layout, size, slots, q_heads=4):
     caches = make_cache(6, 4, heads, dim, cache, values=values, layout=layout)
     with running(backend):
         slots = torch.as_tensor(slots)
-        sk.rope_write_kv_int8(k, v, *tables(tokens, dim), *caches, slots, q=q if q_heads else None)
+        sk.rope_write_kv_int8(k, v, *tables(tokens, dim), *caches, slots, q=q if q_heads else None, **options)
     return [row, *(part for part in caches if part is not None)]
 
 
@@ -44,6 +44,12 @@ def test_every_head_size(size):
 def test_every_dtype(cache):
     for x in FLOATS:
         agrees(x, cache, "block", (3, 6, 5), SLOTS[2:7])
+
+
+@pytest.mark.parametrize("dim", [2, 4, 64, 256])
+def test_heads_times_the_hadamard_matrix(dim):
+    for x, cache in zip(FLOATS, (torch.int8, torch.float32, torch.int8), strict=True):
+        agrees(x, cache, "block", (2, dim, 5), SLOTS[4:7], hadamard=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:])
