@@ -136,7 +136,7 @@ enum class LinearX : int32_t { kF32 = 0, kF16 = 1, kBF16 = 2, kCodes = 3 };
 // What multiplies: as suits the call, or that one if the device has it.
 enum class LinearUnit : int32_t { kBest = -1, kDot = 0, kMatrix = 1 };
 
-constexpr int64_t kLongestRotation = 4096;               // a rotated group is at most this long
+constexpr int64_t kLongestRotation = 4096;                    // a rotated group is at most this long
 int64_t plan_linear(int64_t rows, int64_t k, int64_t group);  // bytes of the workspace
 int linear_int8(const LinearInt8& args, LinearX type, LinearUnit unit, int device, void* stream);
 

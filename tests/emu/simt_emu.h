@@ -127,8 +127,8 @@ inline void barrier(Where where) {
   if (me->state == State::kAtBarrier) wait(State::kAtBarrier, where);
 }
 
-// An operation of the whole wave: each lane brings its operands, which live on its stack while it waits. The last one to
-// arrive checks that all are at the same place and runs serve(the lanes' operands, how many lanes).
+// An operation of the whole wave: each lane brings its operands, which live on its stack while it waits. The last one
+// to arrive checks that all are at the same place and runs serve(the lanes' operands, how many lanes).
 template <class Operands, class Serve>
 void together(Operands& mine, Where where, const Serve& serve) {
   Thread* me = self;
@@ -198,8 +198,8 @@ inline int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
 }
 
 // D = A B + D by the matrix unit of a wave, A [16, 8 words], B [8 words, columns], words of four signed bytes along k.
-// Where each element lives is what the vendors' manuals say: NVIDIA's mma.m16n8k32 on 32 lanes (8 columns; a: rows r and
-// r + 8, words j and j + 4), AMD's mfma of 16x16x16 twice on 64 (16 columns; a: row r, one word of each).
+// Where each element lives is what the vendors' manuals say: NVIDIA's mma.m16n8k32 on 32 lanes (8 columns; a: rows r
+// and r + 8, words j and j + 4), AMD's mfma of 16x16x16 twice on 64 (16 columns; a: row r, one word of each).
 template <int kWave, int kWords>
 void matrix_multiply(int32_t (&d)[4], const uint32_t (&a)[kWords], const uint32_t (&b)[2],
                      const char* file = __builtin_FILE(), int line = __builtin_LINE()) {

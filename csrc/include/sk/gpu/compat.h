@@ -106,9 +106,9 @@ __device__ inline void raise_to(uint32_t* address, uint32_t value) { atomicMax(a
     defined(__gfx950__)
 #define SK_MFMA
 #endif
-#if defined(SK_MFMA) || defined(__gfx906__) || defined(__gfx1011__) || defined(__gfx1012__) || \
-    defined(__gfx1030__) || defined(__gfx1031__) || defined(__gfx1032__) || defined(__gfx1034__) || \
-    defined(__gfx1035__) || defined(__gfx1036__)
+#if defined(SK_MFMA) || defined(__gfx906__) || defined(__gfx1011__) || defined(__gfx1012__) || defined(__gfx1030__) || \
+    defined(__gfx1031__) || defined(__gfx1032__) || defined(__gfx1034__) || defined(__gfx1035__) ||                    \
+    defined(__gfx1036__)
 #define SK_SDOT4
 #endif
 
@@ -126,7 +126,7 @@ __device__ inline int32_t dot4(uint32_t a, uint32_t b, int32_t c) {
 #endif
 }
 
-// Matrix units. d += A B for A [16, 8 words] and B [8 words, columns], words of four signed bytes along k. A lane l brings
+// Matrix units: d += A B for A [16, 8 words], B [8 words, columns], words of four signed bytes along k. Lane l brings
 //   NVIDIA, 8 columns:  r = l / 4, j = l % 4:    a = A[r][j], A[r + 8][j], A[r][j + 4], A[r + 8][j + 4];
 //                       b = B[j][r], B[j + 4][r];   gets D[r][2j], D[r][2j + 1], D[r + 8][2j], D[r + 8][2j + 1]
 //   AMD, 16 columns:    r = l % 16, j = l / 16:  a = A[r][j], A[r][j + 4];
@@ -139,7 +139,8 @@ constexpr bool kMatrixUnit = false;
 
 __device__ inline void matrix_multiply(int32_t (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif

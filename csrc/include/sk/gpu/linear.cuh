@@ -5,8 +5,8 @@
 // the groups are: with K = N = 4096 that is 256 blocks of 8 waves (4 of 64 lanes), each of which has 8 rounds of 512
 // bytes on their way. Each wave adds its int32 sums of a group to that group's place in shared memory. They are exact,
 // so neither the order nor the split can change a bit. Then f32(sum) * f32(s_x * s_w) is added up over the groups in
-// ascending order, product and sum rounded apart, the bias last. No split of k over blocks: another launch or a counter
-// would cost more than it brings where N alone fills the device, and f32 sums over groups could not be split at all.
+// ascending order, product and sum rounded apart, the bias last. k is not split over blocks: where N alone fills the
+// device, another launch or a counter would cost more than it brings (predicted); f32 sums over groups can't be split.
 //
 // Rows of x come from the workspace, prepared by a launch of their own, or, for a single short row, from shared memory,
 // prepared by the block while its first weights are on their way (linear_prepare.cuh has the reasons). More rows than a
