@@ -38,10 +38,14 @@ class Ring:
 
     @staticmethod
     def _cache(shape, dtype):
+        """Laid out as specloop's: a head's tokens of a page together."""
+        pages, page, heads = shape
+        by_token = lambda t: t.transpose(1, 2)
         if dtype is torch.int8:
-            codes = lambda: torch.randint(-127, 128, (*shape, DIM), dtype=dtype)
-            return codes(), torch.rand(shape) * 0.02, codes(), torch.rand(shape) * 0.02
-        values = lambda: torch.rand(*shape, DIM).sub_(0.5).to(dtype)
+            codes = lambda: by_token(torch.randint(-127, 128, (pages, heads, page, DIM), dtype=dtype))
+            scales = lambda: by_token(torch.rand(pages, heads, page) * 0.02)
+            return codes(), scales(), codes(), scales()
+        values = lambda: by_token(torch.rand(pages, heads, page, DIM).sub_(0.5).to(dtype))
         return values(), None, values(), None
 
     def attend(self, q, out):
