@@ -3,8 +3,8 @@
     python bench/bench_quantize.py [--json] [--isa avx2] [--pairs 15] [--only quantize]
 
 Each timing works through a ring of buffers larger than the last-level cache, into outputs that exist already. Both
-sides of a ratio take turns. GB/s counts what has to be read and written once; the share is against a plain read of
-the same size. A ratio inside the A/A interval means nothing.
+sides of a ratio take turns. GB/s counts what has to be read and written once; share_of_read is against a plain read of
+the same size, share_of_copy against torch's copy of x in the same run. A ratio inside the A/A interval means nothing.
 """
 
 import argparse
@@ -45,6 +45,16 @@ def eager_rms_norm(x, weight, residual):
     return eager_quantize((x * inverse).to(x.dtype) * weight)
 
 
+def eager_layer_norm(x, weight, residual):
+    x = x + residual
+    return eager_quantize(torch.nn.functional.layer_norm(x, x.shape[-1:], weight, None, 1e-5))
+
+
+def eager_gelu_mul(gate_up):
+    gate, up = gate_up.chunk(2, -1)
+    return eager_quantize(torch.nn.functional.gelu(gate) * up)
+
+
 def eager_silu_mul(gate_up):
     gate, up = gate_up.chunk(2, -1)
     return eager_quantize(torch.nn.functional.silu(gate) * up)
@@ -60,6 +70,7 @@ class Ring:
         self.residual = [make(rows, cols) for _ in range(count)]
         self.gate_up = [make(rows, 2 * cols) for _ in range(count)]
         self.weight = make(cols)
+        self.copy = [make(rows, cols) for _ in range(count)]
         self.q = [torch.empty(rows, cols, dtype=torch.int8) for _ in range(count)]
         self.scale = [torch.empty(rows, 1) for _ in range(count)]
         self.read_size = rows * cols * make(1).element_size()
@@ -81,8 +92,18 @@ class Ring:
         out, stream = (self.q[i], self.scale[i]), self.residual[i]
         sk.rms_norm_quantize_int8(self.x[i], self.weight, 1e-5, residual=stream, residual_out=stream, out=out)
 
+    def layer_norm(self, i):
+        out, stream = (self.q[i], self.scale[i]), self.residual[i]
+        sk.layer_norm_quantize_int8(self.x[i], self.weight, 1e-5, residual=stream, residual_out=stream, out=out)
+
     def silu_mul(self, i):
         sk.silu_mul_quantize_int8(self.gate_up[i], out=(self.q[i], self.scale[i]))
+
+    def gelu_mul(self, i):
+        sk.gelu_mul_quantize_int8(self.gate_up[i], out=(self.q[i], self.scale[i]))
+
+    def copied(self, i):
+        self.copy[i].copy_(self.x[i])
 
 
 def bench_dtype(name, options, report):
@@ -100,11 +121,23 @@ def bench_dtype(name, options, report):
         rate = values * bytes_per_value / result.b_seconds
         report(f"{name} {what}", result, gbps=rate / 1e9, share_of_read=rate / bandwidth)
 
+    def of_copy(what, a, b, **how):
+        if options.only and options.only not in what:
+            return
+        result = compare(b, a, pairs=options.pairs, **how)
+        share = result.ratio * (bytes_of + 1) / (2 * bytes_of)
+        report(f"{name} {what}", result, share_of_copy=share)
+
+    of_copy("quantize: copy / ours", ring.turn(ring.quantize), ring.turn(ring.copied))
+    of_copy("quantize warm: copy / ours", lambda: ring.quantize(0), lambda: ring.copied(0), repeat=10)
     against("quantize: plain eager / ours", ring.quantize, lambda i: plain_quantize(ring.x[i]), bytes_of + 1)
     warm = compare(lambda: plain_quantize(ring.x[0]), lambda: ring.quantize(0), pairs=options.pairs, repeat=10)
     if not options.only or options.only in "quantize warm":
         report(f"{name} quantize warm: plain eager / ours", warm, gbps=values * (bytes_of + 1) / warm.b_seconds / 1e9)
     against("quantize: eager / ours", ring.quantize, lambda i: eager_quantize(ring.x[i]), bytes_of + 1)
+    sums = sk.quantize_int8(ring.x[0], return_sums=True)[2]
+    with_sums = lambda i: sk.quantize_int8(ring.x[i], return_sums=True, out=(ring.q[i], ring.scale[i], sums))
+    against("quantize: with sums / ours", ring.quantize, with_sums, bytes_of + 1)
     stochastic = lambda i: ring.quantize(i, stochastic_seed=1)
     against("quantize: stochastic / ours", ring.quantize, stochastic, bytes_of + 1)
     back = lambda i: sk.dequantize_int8(ring.q[i], ring.scale[i], dtype=ring.dtype)
@@ -112,8 +145,12 @@ def bench_dtype(name, options, report):
     against("dequantize: eager / ours", back, eager_back, bytes_of + 1)
     eager_norm = lambda i: eager_rms_norm(ring.x[i], ring.weight, ring.residual[i])
     against("rms_norm: eager / ours", ring.rms_norm, eager_norm, 3 * bytes_of + 1)
+    eager_layer = lambda i: eager_layer_norm(ring.x[i], ring.weight, ring.residual[i])
+    against("layer_norm: eager / ours", ring.layer_norm, eager_layer, 3 * bytes_of + 1)
     eager_silu = lambda i: eager_silu_mul(ring.gate_up[i])
     against("silu_mul: eager / ours", ring.silu_mul, eager_silu, 2 * bytes_of + 1)
+    eager_gelu = lambda i: eager_gelu_mul(ring.gate_up[i])
+    against("gelu_mul: eager / ours", ring.gelu_mul, eager_gelu, 2 * bytes_of + 1)
 
 
 def bench_overhead(options):
@@ -144,6 +181,7 @@ def main():
     parser.add_argument("--isa", choices=native.ISA_NAMES)
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--dtype", choices=DTYPES, action="append")
     parser.add_argument("--only", default="")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -157,9 +195,9 @@ def main():
         low, high = result.interval
         times = f"{result.a_seconds * 1e3:8.3f} {result.b_seconds * 1e3:8.3f} ms"
         tail = "".join(f"  {key} {value:.2f}" for key, value in extra.items())
-        print(f"{name:36s} {result.ratio:7.2f} [{low:.2f}, {high:.2f}] {times}{tail}")
+        print(f"{name:36s} {result.ratio:7.2f} [{low:.2f}, {high:.2f}] least {result.least:.2f} {times}{tail}")
 
-    for name in DTYPES:
+    for name in options.dtype or DTYPES:
         bench_dtype(name, options, report)
     for name, best, median in bench_overhead(options):
         print(

@@ -10,6 +10,7 @@ import torch
 
 import verify_cases
 from instruction_sets import ISAS
+from specdec_kernels import gpu
 from verify_cases import EMULATED, running
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -18,9 +19,10 @@ INTERPRETED = verify_cases.BACKENDS == ["triton"]  # this process is for the Tri
 BACKENDS = ["triton"] if INTERPRETED else [*verify_cases.BACKENDS, EMULATED]
 OTHERS = [name for name in BACKENDS if name != "reference"]  # to be compared with it
 CPU = [name for name in BACKENDS if name.partition("-")[0] in ISAS]
+# Those with norms, gates and sums of codes.
+ROW_BACKENDS = [b for b in BACKENDS if b != EMULATED or hasattr(gpu, "fused")]
 # Every kernel once, for inputs so small that one thread does all the work anyway.
-FEW_BACKENDS = [name for name in BACKENDS if name not in CPU[0::4] + CPU[3::4]] if CPU else BACKENDS
-FUSED_BACKENDS = [name for name in FEW_BACKENDS if name != EMULATED]
+FEW_BACKENDS = [name for name in ROW_BACKENDS if name not in CPU[0::4] + CPU[3::4]] if CPU else BACKENDS
 
 each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 

@@ -7,13 +7,14 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from int8_backends import BACKENDS, CPU, each_dtype, on_reference, randn, running, same
+from emulator import setup_native
+from int8_backends import CPU, EMULATED, ROW_BACKENDS, each_dtype, on_reference, randn, running, same
 
 NAN, INF = float("nan"), float("inf")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=ROW_BACKENDS)
 def backend(request):
     with running(request.param):
         yield request.param
@@ -53,6 +54,14 @@ def test_one_division_and_no_reciprocal(backend):
     assert (np.rint(x * (np.float32(1) / scale)) != want).sum() > 100
 
 
+def test_no_build_may_change_the_arithmetic():
+    # Fused multiply-adds, approximate divisions and flushing to zero would each give other codes.
+    tools = setup_native()
+    for flags in (tools.CXXFLAGS, tools.HIPFLAGS, tools.NVCCFLAGS):
+        assert not any(word in flag for flag in flags for word in ("fast", "ftz", "daz", "prec-div", "unsafe"))
+        assert "-ffp-contract=off" in flags or "-fmad=false" in flags
+
+
 @each_dtype
 @pytest.mark.parametrize("position", [0, 2, 4])
 @pytest.mark.parametrize("zero", [0.0, -0.0])
@@ -71,6 +80,16 @@ def test_zero_group_among_others(backend):
     x = torch.cat([torch.zeros(128), torch.ones(128)])
     q, scale = sk.quantize_int8(x, group_size=128)
     assert q.tolist() == [0] * 128 + [127] * 128 and scale.tolist() == [0.0, float(np.float32(1) / np.float32(127))]
+
+
+@pytest.mark.parametrize("name", [*ROW_BACKENDS, *(["emu-64-reverse-0"] if EMULATED in ROW_BACKENDS else [])])
+@pytest.mark.parametrize("group", [16, 32, 64, 128, 256])
+def test_neighbouring_groups_do_not_mix(name, group):
+    # Groups that share a wave of 32 or 64 lanes: group g holds the constant g + 1.
+    x = torch.arange(1.0, 9.0).repeat_interleave(group).repeat(3, 1)
+    with running(name):
+        q, scale = sk.quantize_int8(x, group_size=group)
+    assert q.eq(127).all() and torch.equal(scale, (torch.arange(1.0, 9.0) / 127).repeat(3, 1))
 
 
 def test_memory_behind_the_row_does_not_matter(backend):
@@ -245,6 +264,54 @@ def test_a_zero_point_belongs_to_a_given_asymmetric_scale():
             sk.quantize_int8(x, **options)
     q, scale = sk.quantize_int8(x)
     assert torch.equal(sk.dequantize_int8(q, scale, zero), sk.dequantize_int8(q, scale))
+
+
+# ---- sums of codes ---------------------------------------------------------------------------------------------------
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "cols, group", [(1, None), (46, None), (46, 23), (33, 3), (3584, None), (512, 64), (2100, 1050)]
+)
+def test_sums_are_those_of_the_codes(backend, dtype, cols, group):
+    x = randn(5, cols, dtype=dtype)
+    for options in (
+        {},
+        {"symmetric": False},
+        {"stochastic_seed": 3},
+        {"scale": 0.02},
+        {"scale": 0.02, "zero_point": -90, "symmetric": False},
+    ):
+        want = sk.quantize_int8(x, group_size=group, **options)
+        got = sk.quantize_int8(x, group_size=group, return_sums=True, **options)
+        assert torch.equal(got[0], want[0]) and len(got) == len(want) + 1
+        sums = want[0].view(5, -1, group or cols).sum(-1, dtype=torch.int32)
+        assert got[-1].dtype is torch.int32 and torch.equal(got[-1], sums)
+
+
+def test_sums_at_the_ends(backend):
+    n = 70_000
+    x = torch.tensor([[1.0], [-1.0], [0.0], [NAN]]).expand(4, n).contiguous()
+    assert sk.quantize_int8(x, return_sums=True)[2].flatten().tolist() == [127 * n, -127 * n, 0, 0]
+    lowest = sk.quantize_int8(x[1], symmetric=False, return_sums=True)
+    assert lowest[3].tolist() == [-128 * n]
+
+
+def test_sums_go_with_the_scale_s_groups(backend):
+    x = randn(3, 40)
+    scale, zero = torch.full((3, 4), 0.03), torch.zeros(3, 1, dtype=torch.int32)
+    q, same_scale, sums = sk.quantize_int8(x, scale=scale, return_sums=True)
+    assert same_scale is scale and torch.equal(sums, q.view(3, 4, 10).sum(-1, dtype=torch.int32))
+    one = sk.quantize_int8(x, scale=torch.full((3, 1), 0.03), group_size=8, return_sums=True)
+    assert torch.equal(one[0], q) and torch.equal(one[2], q.view(3, 5, 8).sum(-1, dtype=torch.int32))
+    out = torch.empty(3, 40, dtype=torch.int8), scale, zero, torch.empty(3, 4, dtype=torch.int32)
+    got = sk.quantize_int8(x, scale=scale, zero_point=zero, symmetric=False, return_sums=True, out=out)
+    assert all(a is b for a, b in zip(got, out, strict=True)) and torch.equal(got[3], sums)
+
+
+def test_sums_that_an_int32_may_not_hold_are_refused():
+    with pytest.raises(ValueError, match="group_size: expected at most 16777216 with return_sums"):
+        sk.quantize_int8(torch.empty(2**24 + 1, dtype=torch.float16), return_sums=True)
 
 
 # ---- error bound and stochastic rounding -----------------------------------------------------------------------------

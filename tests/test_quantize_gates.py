@@ -11,12 +11,11 @@ import torch
 import specdec_kernels as sk
 from guard import guarded, guarded_like
 from int8_backends import (
-    BACKENDS,
     CPU,
     DTYPES,
-    FUSED_BACKENDS,
+    FEW_BACKENDS,
     INTERPRETED,
-    OTHERS,
+    ROW_BACKENDS,
     differ_rarely,
     each_dtype,
     on_reference,
@@ -52,7 +51,7 @@ GATES = {
 }
 
 
-@pytest.fixture(params=FUSED_BACKENDS)
+@pytest.fixture(params=FEW_BACKENDS)
 def backend(request):
     with running(request.param):
         yield request.param
@@ -145,7 +144,7 @@ def test_fused_equals_unfused(backend, gate, dtype, cols, group):
         same(gate.fused(x, group_size=group), want[:2])
 
 
-@pytest.mark.parametrize("name", [b for b in OTHERS if b != "emu-32-random-0"])
+@pytest.mark.parametrize("name", [b for b in ROW_BACKENDS if b != "reference"])
 @each_dtype
 def test_close_to_the_reference(name, gate, dtype):
     x = randn(4 if INTERPRETED else 100, 1536, dtype=dtype)
@@ -164,7 +163,7 @@ def test_every_instruction_set_gives_the_same_bits(gate, dtype):
         same(other, results[0])
 
 
-@pytest.mark.parametrize("name", [b for b in OTHERS if b != "emu-32-random-0"])
+@pytest.mark.parametrize("name", [b for b in ROW_BACKENDS if b != "reference"])
 @each_dtype
 def test_a_row_depends_on_nothing_else(name, gate, dtype):
     x = randn(300, 576, dtype=dtype)
@@ -195,7 +194,7 @@ def test_every_length_between_guard_pages(backend, gate, dtype, at):
         same(gate.fused(x, return_sums=True, out=out), sk.quantize_int8(plain, return_sums=True))
 
 
-@pytest.mark.parametrize("name", [b for b in BACKENDS if b != "emu-32-random-0"])
+@pytest.mark.parametrize("name", ROW_BACKENDS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 257] + ([] if INTERPRETED else [65536]))
 def test_every_number_of_rows(name, rows):
     x = randn(rows, 64)
@@ -231,7 +230,7 @@ def test_any_alignment(backend, gate, dtype):
         same(gate.fused(shifted, group_size=23, out=(q, torch.zeros(20)[offset % 4 :][:4].view(2, 2))), want)
 
 
-@pytest.mark.parametrize("name", [b for b in OTHERS if b != "emu-32-random-0"])
+@pytest.mark.parametrize("name", [b for b in ROW_BACKENDS if b != "reference"])
 def test_offsets_need_64_bits(name):
     step = 2**30 + 8  # row 2 starts past 2^31 elements
     x = guarded((3, 80), BF16, row_stride=step).copy_(randn(3, 80, dtype=BF16))

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 import specdec_kernels as sk
 from guard import guarded, guarded_like
 from int8_backends import (
-    BACKENDS,
     DTYPES,
-    OTHERS,
+    INTERPRETED,
+    ROW_BACKENDS,
     each_dtype,
     on_reference,
     randn,
@@ -24,7 +24,7 @@ NAN, INF = float("nan"), float("inf")
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=ROW_BACKENDS)
 def backend(request):
     with running(request.param):
         yield request.param
@@ -43,16 +43,18 @@ def test_every_length_between_guard_pages(backend, dtype, at):
             x = guarded_like(randn(rows, cols, dtype=dtype, seed=cols), at=at)
             for symmetric in (True, False):
                 out = [guarded((rows, cols), torch.int8, at=at), guarded((rows, 1), F32, at=at)]
-                out += [] if symmetric else [guarded((rows, 1), torch.int32, at=at)]
+                out += [guarded((rows, 1), torch.int32, at=at) for _ in range(1 if symmetric else 2)]
                 seed = None if cols % 2 else 5
-                got = sk.quantize_int8(x, symmetric=symmetric, stochastic_seed=seed, out=out)
+                options = {"symmetric": symmetric, "stochastic_seed": seed, "return_sums": True}
+                got = sk.quantize_int8(x, out=out, **options)
                 assert got[0].data_ptr() == out[0].data_ptr()
-                same(got, on_reference(sk.quantize_int8, x, symmetric=symmetric, stochastic_seed=seed))
-                fenced = [guarded_like(part, at=at) for part in got]
-                same([sk.dequantize_int8(*fenced, dtype=dtype)], [on_reference(sk.dequantize_int8, *got, dtype=dtype)])
+                same(got, on_reference(sk.quantize_int8, x, **options))
+                fenced = [guarded_like(part, at=at) for part in got[:-1]]
+                want = on_reference(sk.dequantize_int8, *got[:-1], dtype=dtype)
+                same([sk.dequantize_int8(*fenced, dtype=dtype)], [want])
 
 
-@pytest.mark.parametrize("rows", [0, 1, 2, 7, 8, 9, 16, 17, 31, 32, 33, 257, 65536])
+@pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 32, 33, 257] + ([] if INTERPRETED else [65536]))
 def test_every_number_of_rows(backend, rows):
     x = randn(rows, 32)
     got = sk.quantize_int8(x)
@@ -84,12 +86,23 @@ def test_any_alignment(backend, dtype):
 @each_dtype
 def test_rows_any_distance_apart(backend, dtype):
     base = randn(7, 128, dtype=dtype)
-    for x in (base[:, :64], base[:, 64:], base[:, :1], base[::2], base[1:2].expand(4, 128), base.view(7, 2, 64)[:, 1]):
+    for x in (
+        base[:, :64],
+        base[:, 64:],
+        base[:, 3:49],
+        base[:, :1],
+        base[::2],
+        base[1:2].expand(4, 128),
+        base.view(7, 2, 64)[:, 1],
+    ):
         want = sk.quantize_int8(x.contiguous())
         same(sk.quantize_int8(x), want)
         wide = torch.full((x.shape[0], x.shape[1] + 5), 99, dtype=torch.int8)
         scale = torch.full((x.shape[0], 3), 99.0)
         same(sk.quantize_int8(x, out=(wide[:, 2:-3], scale[:, 1:2])), want)
+        sums = torch.full((x.shape[0], 3), 99, dtype=torch.int32)
+        sk.quantize_int8(x, out=(wide[:, 2:-3], scale[:, 1:2], sums[:, 1:2]), return_sums=True)
+        assert torch.equal(sums[:, 1], want[0].sum(-1).int()) and sums[:, ::2].eq(99).all()
         assert wide[:, :2].eq(99).all() and wide[:, -3:].eq(99).all() and scale[:, ::2].eq(99).all()
         same([sk.dequantize_int8(wide[:, 2:-3], scale[:, 1:2])], [sk.dequantize_int8(*want)])
 
@@ -108,7 +121,7 @@ def test_strided_last_dimension_is_refused():
             sk.quantize_int8(view)
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [b for b in ROW_BACKENDS if b != "reference"])
 def test_offsets_need_64_bits(name):
     step = 2**30 + 8  # row 2 starts past 2^31 elements
     x = guarded((3, 40), BF16, row_stride=step).copy_(randn(3, 40, dtype=BF16))
@@ -119,7 +132,7 @@ def test_offsets_need_64_bits(name):
         same([sk.dequantize_int8(*got)], [sk.dequantize_int8(q.contiguous(), got[1])])
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [b for b in ROW_BACKENDS if b != "reference"])
 @each_dtype
 def test_a_row_depends_on_nothing_else(name, dtype):
     x = randn(300, 1000, dtype=dtype)
@@ -136,7 +149,7 @@ def test_a_row_depends_on_nothing_else(name, dtype):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 70), st.integers(1, 5), st.integers(0, 2**40), st.sampled_from(DTYPES))
-def test_cpu_equals_reference(rows, group, groups, seed, dtype):
+def test_equals_the_reference(rows, group, groups, seed, dtype):
     x = randn(rows, group * groups, dtype=dtype, seed=seed)
     x *= torch.randint(-3, 4, (rows, 1), generator=torch.Generator().manual_seed(seed)).float().exp().to(dtype)
     for symmetric in (True, False):
@@ -161,6 +174,7 @@ def test_out_is_checked():
         ((q, scale.view(4)), ValueError, r"out\[1\]: expected shape \[4, 1\]"),
         ((q[:1].expand(4, 8), scale), ValueError, r"out\[0\]: expected evenly spaced rows"),
         ((torch.empty(8, 4, dtype=torch.int8).t(), scale), ValueError, r"out\[0\]: expected a contiguous last"),
+        ((q, scale, scale, scale), TypeError, r"out: expected \(q, scale\), got 4 tensors"),
         ((q, q.view(-1).view(F32)[:4].view(4, 1)), ValueError, r"out\[1\]: .*overlaps out\[0\]"),
     ]
     for out, error, message in cases:
@@ -174,6 +188,10 @@ def test_out_is_checked():
     sk.quantize_int8(x, out=(memory.view(torch.int8)[128:160].view(4, 8), memory[40:44].view(4, 1)))
     with pytest.raises(ValueError, match="out: expected q, or q with the given scale"):
         sk.quantize_int8(x, scale=scale.fill_(1), out=(q, scale.clone()))
+    with pytest.raises(ValueError, match="given scale and zero point themselves and sums"):
+        sk.quantize_int8(x, scale=scale, out=q, return_sums=True)
+    with pytest.raises(TypeError, match=r"out\[-1\]: expected dtype int32"):
+        sk.quantize_int8(x, scale=scale, out=(q, scale, scale), return_sums=True)
     assert sk.quantize_int8(x, scale=scale, out=(q, scale))[0] is q
     assert sk.quantize_int8(x, scale=scale, out=q)[0] is q
     zero = torch.zeros(4, 2, dtype=torch.int32)

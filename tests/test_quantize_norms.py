@@ -11,12 +11,11 @@ import torch
 import specdec_kernels as sk
 from guard import guarded, guarded_like
 from int8_backends import (
-    BACKENDS,
     CPU,
     DTYPES,
-    FUSED_BACKENDS,
+    FEW_BACKENDS,
     INTERPRETED,
-    OTHERS,
+    ROW_BACKENDS,
     differ_rarely,
     each_dtype,
     on_reference,
@@ -50,7 +49,7 @@ NORMS = {
 }
 
 
-@pytest.fixture(params=FUSED_BACKENDS)
+@pytest.fixture(params=FEW_BACKENDS)
 def backend(request):
     with running(request.param):
         yield request.param
@@ -147,7 +146,7 @@ def test_fused_equals_unfused(backend, norm, dtype, cols, group):
         same(norm.fused(x, weight, EPS, group_size=group, **bias), want)
 
 
-@pytest.mark.parametrize("name", [b for b in OTHERS if b != "emu-32-random-0"])
+@pytest.mark.parametrize("name", [b for b in ROW_BACKENDS if b != "reference"])
 @each_dtype
 def test_close_to_the_reference(name, norm, dtype):
     rows = 4 if INTERPRETED else 60
@@ -171,7 +170,7 @@ def test_every_instruction_set_gives_the_same_bits(norm, dtype):
         same(other, results[0])
 
 
-@pytest.mark.parametrize("name", [b for b in OTHERS if b != "emu-32-random-0"])
+@pytest.mark.parametrize("name", [b for b in ROW_BACKENDS if b != "reference"])
 @each_dtype
 def test_a_row_depends_on_nothing_else(name, norm, dtype):
     x, residual, weight = (randn(*s, dtype=dtype, seed=i) for i, s in enumerate([(300, 576), (300, 576), (576,)]))
@@ -213,7 +212,7 @@ def test_every_length_between_guard_pages(backend, norm, dtype, at):
         assert got[0].data_ptr() == out[0].data_ptr() and got[3] is total
 
 
-@pytest.mark.parametrize("name", [b for b in BACKENDS if b != "emu-32-random-0"])
+@pytest.mark.parametrize("name", ROW_BACKENDS)
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 7, 8, 9, 16, 17, 31, 33, 257] + ([] if INTERPRETED else [65536]))
 def test_every_number_of_rows(name, rows):
     x, weight = randn(rows, 32), randn(32, seed=1)
@@ -256,7 +255,7 @@ def test_any_alignment(backend, norm, dtype):
         same(norm.fused(moved(x, offset), moved(weight, offset ^ 1), EPS, group_size=23, **at), want)
 
 
-@pytest.mark.parametrize("name", [b for b in OTHERS if b != "emu-32-random-0"])
+@pytest.mark.parametrize("name", [b for b in ROW_BACKENDS if b != "reference"])
 def test_offsets_need_64_bits(name):
     step = 2**30 + 8  # row 2 starts past 2^31 elements
     x, total = (guarded((3, 40), BF16, row_stride=step).copy_(randn(3, 40, dtype=BF16)) for _ in range(2))
