@@ -48,7 +48,7 @@ def every_form(m, n, k, group, dtype):
 @pytest.mark.parametrize("k", LENGTHS)
 def test_any_length(k):
     at = LENGTHS.index(k)
-    for i in range(at, at + 3):
+    for i in range(at, at + 2):
         every_form(ROWS[i % len(ROWS)] if k < 1024 else i % 3, CHANNELS[i % len(CHANNELS)], k, k, FLOATS[i % 3])
 
 
@@ -129,12 +129,12 @@ def test_hard_rows(group):
     x[4] *= 1e-39
     x[5] *= 127 * 2.0**-126 / x[5].abs().max()
     x[6, 3] = 3e38
-    for m in (1, 8):
-        for first in range(0, 8, m):
-            assert agrees(x[first : first + m], weight)
+    assert agrees(x, weight)
+    for alone in (1, 4, 5):  # quantised in the prologue
+        assert agrees(x[alone : alone + 1], weight)
 
 
-@pytest.mark.parametrize(("k", "group"), [(192, 64), (1100, None)])
+@pytest.mark.parametrize(("k", "group"), [(192, 64), (600, None)])
 @pytest.mark.parametrize("programs", [1, 1000])
 def test_a_row_depends_on_that_row_alone(k, group, programs, monkeypatch):
     monkeypatch.setattr(linear, "programs", lambda x: programs)
@@ -144,7 +144,7 @@ def test_a_row_depends_on_that_row_alone(k, group, programs, monkeypatch):
     with sk.use_backend("reference"):
         want = sk.linear_int8(x, weight)
     with sk.use_backend("triton"):
-        for rows in (slice(0, 1), slice(3, 5), slice(0, 4), slice(0, 17) if k < 1000 else slice(8, 13)):
+        for rows in (slice(0, 1), slice(3, 5), slice(0, 17)):
             assert torch.equal(sk.linear_int8(x[rows], weight), want[rows])
 
 
