@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import gpu_rivals as rivals
 import torch
 from bench_quantize import eager_dequantize, eager_quantize
+from torch.nn.functional import scaled_dot_product_attention as sdpa
 from verify_inputs import DRAFTS, Inputs
 
 import specdec_kernels as sk
@@ -129,6 +130,39 @@ def linear_work(gpu, n, k, rows):
         yield Work("linear_int8", f"{n}x{k} M={m} bf16", count, total, ours, others, near)
 
 
+def attend_work(gpu, requests, keys, rows):
+    """32 query heads on 8 kv heads of 128, pages of 16 in any order; the rival gets its keys side by side in bf16."""
+    heads, kv_heads, dim, page = 32, 8, 128, 16
+    pages = requests * keys // page
+    table = torch.randperm(pages).view(requests, -1).int().to(gpu.device)
+    lengths = torch.full((requests,), keys, dtype=torch.int32, device=gpu.device)
+    caches = [torch.randn(pages, page, kv_heads, dim) for _ in range(2)]
+    q = torch.randn(requests, rows, heads, dim).to(gpu.device, BF16)
+    seen = torch.ones(rows, keys, dtype=torch.bool, device=gpu.device).tril(keys - rows)
+
+    def dense(k, v, q):
+        sides = [c[table.long()].flatten(1, 2).transpose(1, 2).contiguous() for c in (k, v)]
+        return lambda: sdpa(q.transpose(1, 2), *sides, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+
+    want = dense(*(c.to(gpu.device) for c in caches), q.float())()
+    near = lambda y: bool((y.float() - want).norm() < 0.03 * want.norm())
+    count, floats, _ = copies_of(gpu, *(c.to(BF16) for c in caches))
+    rival = [dense(k, v, q) for k, v in zip(*floats, strict=True)]
+    for name, cache in (("int8", [sk.quantize_int8(c) for c in caches]), ("bf16", None)):
+        out = torch.empty_like(q)
+        if cache:
+            (k, ks), (v, vs) = cache
+            _, parts, size = copies_of(gpu, k, ks.squeeze(-1), v, vs.squeeze(-1))
+            some = list(zip(*parts, strict=True))
+        else:
+            some, size = [(k, None, v, None) for k, v in zip(*floats, strict=True)], 2 * floats[0][0].nbytes
+        copies = min(len(some), count)
+        ours = lambda i, some=some, out=out: sk.attend_int8(q, *some[i], table, lengths, out=out)
+        title = f"B={requests} R={rows} keys={keys} q bf16 cache {name}"
+        others = {"SDPA bf16, no pages": lambda i: rival[i]()}
+        yield Work("attend_int8", title, copies, size + 2 * q.nbytes, ours, others, near)
+
+
 def everything(gpu):
     """Most telling first: a run that is short of time ends early."""
     if gpu.device.type == "cpu":
@@ -136,10 +170,12 @@ def everything(gpu):
         yield from sample_work(gpu, 2, 1000, F32)
         yield from quantize_work(gpu, 8, 256, BF16)
         yield from linear_work(gpu, 64, 256, (1, 32))
+        yield from attend_work(gpu, 2, 64, 5)
         return
     yield from Drafted(gpu, 8, 151_936, BF16).work()
     yield from quantize_work(gpu, 4096, 8192, BF16)
     yield from linear_work(gpu, 4096, 4096, (1, 4, 8, 16, 32))
+    yield from attend_work(gpu, 8, 4096, 5)
     yield from sample_work(gpu, 8, 151_936, BF16)
     for requests in (1, 64):
         yield from Drafted(gpu, requests, 151_936, BF16).work()
@@ -147,3 +183,4 @@ def everything(gpu):
         yield from Drafted(gpu, requests, 49_152, dtype).work()
     yield from quantize_work(gpu, 16, 4096, BF16)
     yield from sample_work(gpu, 64, 49_152, BF16)
+    yield from attend_work(gpu, 1, 8192, 1)
