@@ -17,7 +17,7 @@ from specdec_kernels import registry, triton_kernels
 
 TESTS = Path(__file__).resolve().parent
 CASES = [TESTS / f"test_verify_{name}.py" for name in ("cases", "filters", "rules", "trees")]
-CASES += [TESTS / "test_quantize.py", TESTS / "test_fused_quantize.py"]
+CASES += [TESTS / f"test_quantize{name}.py" for name in ("", "_norms", "_gates")]
 
 
 def interpreted(folder, *options, tests=(TESTS / "interpret", TESTS / "test_device_attention.py")):
@@ -52,7 +52,7 @@ def test_interpreted_kernels_at_length(tmp_path):
 
 @pytest.mark.slow
 def test_interpreted_kernels_on_the_public_cases(tmp_path):
-    """A quarter of an hour: every interpreted program costs milliseconds."""
+    """Half an hour: every interpreted program costs milliseconds."""
     need_triton()
     done = interpreted(tmp_path, tests=CASES)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
