@@ -56,7 +56,7 @@ def measure(model, rows, past, rounds):
             times.append(seconds(lambda: model.forward(ids[past:], cache, last=rows)))
             passes[key] = kept
             cache.truncate(past)
-        calls.append(program.time())
+        calls.append(program.time(torch.get_num_threads()))
     table = defaultdict(lambda: [0, 0.0, 0])
     for i, size in enumerate(bytes_read(model, cache, past + rows)):
         name = calls[0][i][0] if i < len(calls[0]) - 1 else "head"

@@ -41,7 +41,7 @@ class Recording:
     def run(self):
         if not self.complete:
             raise RuntimeError(f"recording: {self.reason or 'holds no calls'}")
-        self.program.run()
+        self.program.run(native.threads())
 
 
 @contextlib.contextmanager

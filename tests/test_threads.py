@@ -83,6 +83,41 @@ def test_an_exception_in_a_team_reaches_the_caller(pool):
         assert native.cpu.count_pieces(4, 100, -1) == 100
 
 
+def test_a_team_that_stays_together(pool):
+    counts = []
+
+    def jobs(threads):
+        for _ in range(30):
+            counts.append(native.cpu.count_jobs(threads, 40, 7, True))
+
+    callers = [threading.Thread(target=jobs, args=(threads,)) for threads in (1, 2, 3, 5)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(120)
+    assert counts == [280] * 120, "a caller hangs, or pieces were lost"
+
+
+def test_an_exception_ends_the_staying_team(pool):
+    x, cache, table, slots = torch.zeros(1, 1, 2), torch.zeros(1, 1, 1, 2), torch.zeros(1, 1), torch.tensor([0])
+    other, task = cache.clone(), work(2)
+    expected = task()
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        with sk.record() as recording:
+            sk.rope_write_kv_int8(x, x, table, table, cache, None, other, None, slots)
+        slots.fill_(1)
+        for _ in range(3):
+            with pytest.raises(ValueError, match="slots"):
+                recording.run()
+        slots.fill_(0)
+        recording.run()
+        assert same(task(), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_has_a_pool_of_its_own(pool):

@@ -89,6 +89,18 @@ void bind_runtime(py::module_& m) {
         return done.load();
       },
       release_gil());
+  m.def(  // for tests and benchmarks: so many jobs of so many pieces, by a team that stays together or one by one
+      "count_jobs",
+      [](int threads, int64_t jobs, int64_t pieces, bool staying) {
+        std::atomic<int64_t> done{0};
+        const auto all = [&] {
+          for (int64_t j = 0; j < jobs; ++j)
+            sk::parallel_for(threads, pieces, 1, [&](int64_t begin, int64_t end) { done += end - begin; });
+        };
+        staying ? sk::together(threads, all) : all();
+        return done.load();
+      },
+      release_gil());
 }
 
 // ---- quantize family ----------------------------------------------------------------------------

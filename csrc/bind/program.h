@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/threads.h"
+
 namespace sk::bind {
 
 namespace py = pybind11;
@@ -23,17 +25,22 @@ class Program {
  public:
   void keep(const char* name, std::function<void()> call) { calls_.push_back({name, std::move(call)}); }
   size_t size() const { return calls_.size(); }
-  void run() const {
-    for (const Call& call : calls_) call.make();
+  void run(int threads) const {
+    together(threads, [&] {
+      for (const Call& call : calls_) call.make();
+    });
   }
   // Runs, too, and says how many seconds each call took, for benchmarks.
-  std::vector<std::pair<std::string, double>> time() const {
+  std::vector<std::pair<std::string, double>> time(int threads) const {
     std::vector<std::pair<std::string, double>> seconds;
-    for (const Call& call : calls_) {
-      const auto start = std::chrono::steady_clock::now();
-      call.make();
-      seconds.emplace_back(call.name, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-    }
+    together(threads, [&] {
+      for (const Call& call : calls_) {
+        const auto start = std::chrono::steady_clock::now();
+        call.make();
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+        seconds.emplace_back(call.name, took.count());
+      }
+    });
     return seconds;
   }
 

@@ -37,8 +37,8 @@ inline void relax() {
 // A job and how far it has got. An exception must not leave the thread it was thrown on (past an OpenMP team it would
 // end the process): the first one is kept for the caller, and the pieces that nobody has begun are dropped.
 struct Job {
-  Job(void (*run_)(void*, int64_t, int64_t), void* context_, int64_t n_, int64_t piece_)
-      : run(run_), context(context_), n(n_), piece(piece_) {}
+  Job(void (*run_)(void*, int64_t, int64_t), void* context_, int64_t n_, int64_t piece_, int helpers_)
+      : run(run_), context(context_), n(n_), piece(piece_), helpers(helpers_) {}
 
   void drain() noexcept {
     for (;;) {
@@ -56,34 +56,68 @@ struct Job {
   void (*run)(void*, int64_t, int64_t);
   void* context;
   int64_t n, piece;
+  int helpers;  // besides the caller, at most
   alignas(64) std::atomic<int64_t> next{0};
   std::atomic_flag failed = ATOMIC_FLAG_INIT;
   std::exception_ptr error;  // read by the caller once all have left
 };
 
-// One job at a time. `state_` holds (job number << 32 | closed bit | workers inside): a worker joins with one
-// compare-and-swap, which fails once the job is closed, so the caller never waits for a worker that is still asleep and
-// a late worker never sees a job that is being replaced.
-class Pool {
+// One job at a time, for whoever comes. `state_` holds (job number << 32 | closed bit | workers inside): a worker joins
+// with one compare-and-swap, which fails once the job is closed, so the caller never waits for a worker that is still
+// asleep and a late worker never sees a job that is being replaced.
+class Desk {
  public:
-  // Returns false when another thread is using the pool.
-  bool run(int threads, Job& job) {
-    if (busy_.test_and_set(std::memory_order_acquire)) return false;
-    grow(threads - 1);
+  static constexpr uint64_t kOver = 0xffffffff;  // the number after the last job
+
+  uint64_t number() const { return state_.load(std::memory_order_seq_cst) >> 32; }
+
+  void open(Job& job) {
     job_ = &job;
-    helpers_ = threads - 1;
-    const uint64_t number = (state_.load(std::memory_order_relaxed) >> 32) + 1;
-    state_.store(number << 32, std::memory_order_seq_cst);
-    if (sleepers_.load(std::memory_order_seq_cst) != 0) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      wake_.notify_all();
-    }
-    job.drain();
+    state_.store((number() + 1) << 32, std::memory_order_seq_cst);
+  }
+
+  // To be called once the job has no piece left: waits for those who are still at one.
+  void close() {
     state_.fetch_or(kClosed, std::memory_order_acq_rel);
     for (int spin = 0; (state_.load(std::memory_order_acquire) & kInside) != 0; ++spin) {
       relax();
       if (spin > kSpins) std::this_thread::yield();  // a helper has lost its core
     }
+  }
+
+  void end() { state_.store(kOver << 32 | kClosed, std::memory_order_release); }
+
+  // Helper `index` works on that job, unless it is closed.
+  void join(uint64_t number, int index) {
+    uint64_t state = state_.load(std::memory_order_acquire);
+    while ((state >> 32) == number && !(state & kClosed)) {
+      if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
+      if (index < job_->helpers) job_->drain();
+      state_.fetch_sub(1, std::memory_order_acq_rel);
+      return;
+    }
+  }
+
+ private:
+  static constexpr uint64_t kClosed = uint64_t{1} << 31, kInside = kClosed - 1;
+
+  Job* job_ = nullptr;
+  alignas(64) std::atomic<uint64_t> state_{0};
+};
+
+class Pool {
+ public:
+  // Returns false when another thread is using the pool.
+  bool run(Job& job) {
+    if (busy_.test_and_set(std::memory_order_acquire)) return false;
+    grow(job.helpers);
+    desk_.open(job);
+    if (sleepers_.load(std::memory_order_seq_cst) != 0) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      wake_.notify_all();
+    }
+    job.drain();
+    desk_.close();
     busy_.clear(std::memory_order_release);
     return true;
   }
@@ -91,8 +125,6 @@ class Pool {
   int workers() const { return workers_; }
 
  private:
-  static constexpr uint64_t kClosed = uint64_t{1} << 31, kInside = kClosed - 1;
-
   void grow(int count) {
     if (count > kMaxWorkers) count = kMaxWorkers;
     while (workers_ < count) {
@@ -106,36 +138,27 @@ class Pool {
   }
 
   void work(int index) {
-    uint64_t done = 0;  // the last job number that this worker has dealt with
-    for (;;) {
-      uint64_t state = wait_for_job(done);
-      done = state >> 32;
-      while ((state >> 32) == done && !(state & kClosed)) {
-        if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
-        if (index < helpers_) job_->drain();
-        state_.fetch_sub(1, std::memory_order_acq_rel);
-        break;
-      }
+    for (uint64_t done = 0;;) {
+      done = wait_for_job(done);
+      desk_.join(done, index);
     }
   }
 
   uint64_t wait_for_job(uint64_t done) {
     for (int spin = 0; spin < kSpins; ++spin) {
-      const uint64_t state = state_.load(std::memory_order_acquire);
-      if ((state >> 32) != done) return state;
+      if (desk_.number() != done) return desk_.number();
       relax();
     }
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    wake_.wait(lock, [&] { return (state_.load(std::memory_order_seq_cst) >> 32) != done; });
+    wake_.wait(lock, [&] { return desk_.number() != done; });
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
-    return state_.load(std::memory_order_acquire);
+    return desk_.number();
   }
 
-  Job* job_ = nullptr;
-  int helpers_ = 0, workers_ = 0;
+  Desk desk_;
+  int workers_ = 0;
   std::atomic_flag busy_ = ATOMIC_FLAG_INIT;
-  alignas(64) std::atomic<uint64_t> state_{0};
   alignas(64) std::atomic<int> sleepers_{0};
   std::mutex mutex_;
   std::condition_variable wake_;
@@ -202,35 +225,57 @@ GompParallel gomp_parallel() {
 using Clock = std::chrono::steady_clock;
 constexpr std::chrono::milliseconds kLongWait{1}, kRest{250};
 
-struct Team {
-  Job& job;
-  std::thread::id caller = std::this_thread::get_id();
-  Clock::duration work{};  // the caller's share
-};
-
-void drain_team(void* context) {
-  Team& team = *static_cast<Team*>(context);
-  const Clock::time_point start = Clock::now();
-  team.job.drain();
-  if (std::this_thread::get_id() == team.caller) team.work = Clock::now() - start;
-}
-
 std::atomic<Clock::rep> resting_until{0};  // no teams before this time
 
 // A team begins and ends when all its members have arrived, also one that has just lost its core to another process.
 // A caller that spins for it may be what keeps it from running, until the system's time slice ends: 4 ms instead of
 // 20 us per call were measured on two busy cores. Our own pool waits for no one who has not begun. So after a wait that
 // the work does not explain it takes over for a while, in which torch's workers go to sleep.
-bool run_team(GompParallel entry, int threads, Job& job) {
+//
+// `lead` is what the caller does, `help` what the others do.
+template <class Lead, class Help>
+bool run_team(int threads, Lead&& lead, Help&& help) {
+  const GompParallel entry = gomp_parallel();
   const Clock::time_point start = Clock::now();
-  if (start.time_since_epoch().count() < resting_until.load(std::memory_order_relaxed)) return false;
-  Team team{job};
-  entry(drain_team, &team, static_cast<unsigned>(threads), 0);
+  if (entry == nullptr || start.time_since_epoch().count() < resting_until.load(std::memory_order_relaxed))
+    return false;
+  struct Team {
+    Lead& lead;
+    Help& help;
+    std::thread::id caller = std::this_thread::get_id();
+    Clock::duration work{};  // the caller's share
+  } team{lead, help};
+  entry(
+      [](void* context) {
+        Team& team = *static_cast<Team*>(context);
+        if (std::this_thread::get_id() != team.caller) return team.help();
+        const Clock::time_point start = Clock::now();
+        team.lead();
+        team.work = Clock::now() - start;
+      },
+      &team, static_cast<unsigned>(threads), 0);
   const Clock::time_point end = Clock::now();
   const Clock::duration wait = end - start - team.work;
   if (wait > kLongWait && wait > team.work)
     resting_until.store((end + kRest).time_since_epoch().count(), std::memory_order_relaxed);
   return true;
+}
+
+// The team that the calling thread leads at the moment, if its members are together and free.
+thread_local Desk* together_now = nullptr;
+
+void help_at(Desk& desk, int index) {
+  uint64_t done = 0;
+  for (int spin = 0;; ++spin) {
+    const uint64_t number = desk.number();
+    if (number == Desk::kOver) return;
+    if (number != done) {
+      done = number, spin = 0;
+      desk.join(number, index);
+    }
+    relax();
+    if (spin > kSpins) std::this_thread::yield();  // someone may need this core more
+  }
 }
 
 }  // namespace
@@ -244,14 +289,43 @@ void parallel_for_raw(int threads, int64_t n, int64_t grain, void (*job)(void*, 
   const int64_t parts = grains < 2 * static_cast<int64_t>(threads) ? grains : 2 * static_cast<int64_t>(threads);
   const int64_t piece = (grains + parts - 1) / parts * grain;
   if (threads > 1) {
-    Job whole(job, context, n, piece);
-    const GompParallel entry = gomp_parallel();
-    if ((entry != nullptr && run_team(entry, threads, whole)) || pool().run(threads, whole)) {
+    Job whole(job, context, n, piece, threads - 1);
+    bool done = true;
+    if (Desk* const desk = together_now) {
+      together_now = nullptr;  // a piece that hands out work itself finds nobody free
+      desk->open(whole);
+      whole.drain();
+      desk->close();
+      together_now = desk;
+    } else {
+      const auto drain = [&] { whole.drain(); };
+      done = run_team(threads, drain, drain) || pool().run(whole);
+    }
+    if (done) {
       if (whole.error) std::rethrow_exception(whole.error);
       return;
     }
   }
   job(context, 0, n);
+}
+
+void together_raw(int threads, void (*body)(void*), void* context) {
+  if (threads <= 1 || together_now != nullptr) return body(context);
+  Desk desk;
+  std::atomic<int> helpers{0};
+  std::exception_ptr error;
+  const auto lead = [&] {
+    together_now = &desk;
+    try {
+      body(context);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    together_now = nullptr;
+    desk.end();
+  };
+  if (!run_team(threads, lead, [&] { help_at(desk, helpers.fetch_add(1)); })) return body(context);
+  if (error) std::rethrow_exception(error);
 }
 
 bool torch_pool() { return gomp_parallel() != nullptr; }
