@@ -141,7 +141,7 @@ def steps_of(name, build):
     host = [*cxx, *CXXFLAGS, *INCLUDE, *python, *words("CXXFLAGS")]
     note = {"compiler": ask([*cxx, "--version"])}
     if name == "_C_cpu":
-        bindings, sources, device = [CSRC / "bind" / "cpu.cpp"], (CSRC / "cpu").glob("*.cpp"), host
+        bindings, sources, device = sorted((CSRC / "bind").glob("cpu*.cpp")), (CSRC / "cpu").glob("*.cpp"), host
         loose = ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
         link = [*cxx, "-shared", *words("CXXFLAGS")], [*words("LDFLAGS"), "-lpthread", "-ldl", *loose]
     else:
