@@ -101,9 +101,8 @@ def main():
     if options.json:
         print(json.dumps({"name": "fidelity", "positions": positions, "models": report}))
         return
-    print(
-        f"against the float32 model, teacher-forced: {positions['chat']} positions of chat, {positions['prose']} of prose"
-    )
+    counts = " and ".join(f"{count} positions of {part}" for part, count in positions.items())
+    print(f"against the float32 model of the same file, teacher-forced, {counts}")
     print(f"{'':38}" + "".join(f"{part + ': same argmax':>20}{'perplexity':>12}{'KL':>9}" for part in texts))
     for name, parts in report.items():
         cells = (f"{x['agreement']:>19.1%} {x['perplexity']:>+11.2%} {x['kl']:>8.4f}" for x in parts.values())
