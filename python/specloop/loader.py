@@ -1,5 +1,7 @@
 """From a file to a model: reads rows on demand, packs them, and never holds more than one block of float weights."""
 
+import itertools
+
 import torch
 
 import specdec_kernels as sk
@@ -7,6 +9,7 @@ import specdec_kernels as sk
 from .errors import ModelError, OptionError
 from .formats.gguf import GGUF
 from .formats.locate import find_model
+from .models.balance import find_balance
 from .models.cache import DTYPES as CACHES
 from .models.config import LlamaConfig
 from .models.llama import Layer, Llama, int8_form
@@ -60,58 +63,62 @@ class _Reader:
         self.total = sum(info.nbytes for info in file.tensors.values()) or 1
         self.done = 0
         self.memory = sk.LargePages()  # all matrices in one stretch, as a pass reads them
-        self.unfilled = []  # (write function, width, parts) of the matrices that model() has laid out
+        self.unfilled = []  # (write function, width, parts, factors of columns) per matrix that model() has laid out
 
     def model(self, context, cache, eos_ids, name):
         """Lays out every matrix, then fills them: temporaries among lasting allocations would leave holes between them
         (a tenth of the resident memory), and a missing tensor is found before any work is done.
         """
-        c, attention, kv = (
-            self.config,
-            self.config.heads * self.config.head_dim,
-            self.config.kv_heads * self.config.head_dim,
-        )
+        c = self.config
         embedding = self.matrix(c.hidden, ("token_embd.weight", c.vocab))
-        layers = []
-        for i in range(c.layers):
-            blk = f"blk.{i}."
-            layers.append(
-                Layer(
-                    attention_norm=self.vector(blk + "attn_norm.weight"),
-                    qkv=self.matrix(
-                        c.hidden,
-                        (blk + "attn_q.weight", attention),
-                        (blk + "attn_k.weight", kv),
-                        (blk + "attn_v.weight", kv),
-                    ),
-                    attention_out=self.matrix(attention, (blk + "attn_output.weight", c.hidden)),
-                    mlp_norm=self.vector(blk + "ffn_norm.weight"),
-                    gate_up=self.matrix(
-                        c.hidden, (blk + "ffn_gate.weight", c.intermediate), (blk + "ffn_up.weight", c.intermediate)
-                    ),
-                    down=self.matrix(c.intermediate, (blk + "ffn_down.weight", c.hidden)),
-                )
-            )
+        norms = [[self.vector(f"blk.{i}.{name}_norm.weight") for name in ("attn", "ffn")] for i in range(c.layers)]
+        norm = self.vector("output_norm.weight")
+        # For float32 it would change no bit.
+        balance = find_balance([*itertools.chain(*norms), norm], c) if self.dtype == "int8" else None
+        layers = [self.layer(i, *norms[i], balance and balance[i]) for i in range(c.layers)]
         tied = "output.weight" not in self.file.tensors
         head = embedding if tied else self.matrix(c.hidden, ("output.weight", c.vocab))
-        norm = self.vector("output_norm.weight")
-        for write, width, parts in self.unfilled:
+        for write, width, parts, columns in self.unfilled:
             start = 0
-            for block in self._blocks(width, parts):
+            for block in self._blocks(width, parts, columns):
                 write(start, block)
                 start += len(block)
         self.progress(1.0)
         return Llama(c, embedding, layers, norm, head, context=context, kv=cache, eos_ids=eos_ids, name=name)
 
+    def layer(self, i, attention_norm, mlp_norm, balance):
+        """``balance``: a LayerBalance, or None."""
+        c, blk = self.config, f"blk.{i}."
+        attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        before_qkv = before_gate_up = before_down = before_out = of_v = of_up = None
+        if balance is not None:
+            before_qkv, before_gate_up, before_down = balance.qkv, balance.gate_up, balance.down
+            before_out = balance.attention_out(c)
+            of_v, of_up = 1 / balance.values, 1 / balance.down
+            attention_norm, mlp_norm = attention_norm / before_qkv, mlp_norm / before_gate_up
+        q, k, v = ((blk + f"attn_{name}.weight", rows) for name, rows in (("q", attention), ("k", kv), ("v", kv)))
+        gate, up = ((blk + f"ffn_{name}.weight", c.intermediate) for name in ("gate", "up"))
+        return Layer(
+            attention_norm=attention_norm,
+            qkv=self.matrix(c.hidden, q, k, (*v, of_v), columns=before_qkv),
+            attention_out=self.matrix(attention, (blk + "attn_output.weight", c.hidden), columns=before_out),
+            mlp_norm=mlp_norm,
+            gate_up=self.matrix(c.hidden, gate, (*up, of_up), columns=before_gate_up),
+            down=self.matrix(c.intermediate, (blk + "ffn_down.weight", c.hidden), columns=before_down),
+        )
+
     def vector(self, name):
         self._expect(name, (self.config.hidden,))
         return self.file.read(name).reshape(-1)
 
-    def matrix(self, width, *parts):
-        """The named matrices ([rows, width] each) one below the other; still empty."""
-        for name, rows in parts:
+    def matrix(self, width, *parts, columns=None):
+        """The named matrices, (name, rows) or (name, rows, their factors), one below the other; still empty.
+
+        ``columns``: factors of the columns. Factors of None are 1.
+        """
+        for name, rows, *_ in parts:
             self._expect(name, (rows, width))
-        total = sum(rows for _, rows in parts)
+        total = sum(rows for _, rows, *_ in parts)
         if self.dtype == "int8":
             group, rotated = int8_form(width)
             weight = sk.Int8Weight.empty(total, width, group, rotated=rotated, memory=self.memory)
@@ -119,19 +126,23 @@ class _Reader:
         else:
             weight = self.memory.empty((total, width), torch.float32)
             write = lambda start, rows: weight[start : start + len(rows)].copy_(rows)
-        self.unfilled.append((write, width, parts))
+        self.unfilled.append((write, width, parts, columns))
         return weight
 
-    def _blocks(self, width, parts):
+    def _blocks(self, width, parts, columns):
         """Rows of all parts in order, in blocks whose length is a multiple of 64 (but for the last)."""
         pending, height = [], 0
-        for name, rows in parts:
+        for name, rows, *factors in parts:
             step = max(self.config.head_dim, BLOCK_BYTES // (4 * width) // self.config.head_dim * self.config.head_dim)
             for first in range(0, rows, step):
                 stop = min(first + step, rows)
                 block = self.file.read_rows(name, first, stop)
                 if name.endswith(("attn_q.weight", "attn_k.weight")):
                     block = self._half_split(block)
+                if columns is not None:
+                    block = block * columns
+                if factors and factors[0] is not None:
+                    block = block * factors[0][first:stop, None]
                 self.done += self.file.tensors[name].nbytes * (stop - first) / rows
                 self.progress(min(1.0, self.done / self.total))
                 pending.append(block)
