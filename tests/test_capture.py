@@ -30,6 +30,15 @@ def test_what_the_reference_served_is_not_captured():
         assert torch.equal(out, want())
 
 
+def test_composed_operations_count_as_their_parts(monkeypatch):
+    weight, x, norm, out = sk.pack_int8(torch.randn(32, 64)), torch.randn(2, 64), torch.ones(64), torch.empty(2, 32)
+    monkeypatch.setenv("SPECDEC_BACKEND_RMS_NORM_LINEAR", "reference")
+    again = sk.capture(lambda: sk.rms_norm_linear(x, norm, 1e-5, weight, out=out), "cpu")
+    x.mul_(-3).add_(1)
+    again()
+    assert torch.equal(out, sk.linear_int8(sk.rms_norm(x, norm, 1e-5), weight))
+
+
 @pytest.fixture
 def fake_gpu(monkeypatch):
     """torch.cuda as a list of what happens; inside a graph nothing runs until it is replayed."""
