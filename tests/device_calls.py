@@ -1,11 +1,13 @@
 """Calls for the device tests: (public function, its tensors, its options), made on the CPU from a number."""
 
+import functools
 import itertools
 import random
 
 import torch
 
 import specdec_kernels as sk
+from attention_cases import LAYOUTS, make_cache, tables
 from specdec_kernels.tree import tree_depth
 from verify_cases import bounds, keys, random_call, random_tree_call
 
@@ -120,6 +122,88 @@ def attend_int8(number):
     return sk.attend_int8, (q, k, None, v, None, table, lengths), {"mask": mask}
 
 
+def norm_call(name, number):
+    """A random call of a norm; the same for the plain and the quantising form."""
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    dtype, rows = rng.choice(FLOATS), rng.choice([0, 1, 3, 17])
+    cols, group = rng.choice([(1, 1), (46, 23), (576, 64), (577, None), (2100, 1), (4104, 9), (17000, 1000)])
+
+    def random_rows(step):
+        wide = torch.randn(rows, cols + 7, generator=generator).mul(step).to(dtype)
+        return wide[:, 3:-4] if rng.random() < 0.3 else wide[:, :cols].contiguous()
+
+    x, residual = random_rows(rng.choice([1e-3, 1, 100])), random_rows(1)
+    if rows and rng.random() < 0.2:
+        x[0, rng.randrange(cols)] = rng.choice([torch.nan, torch.inf])
+    weight, bias = torch.randn(2, cols, generator=generator).to(dtype)
+    options = {"residual": residual} if rng.random() < 0.5 else {}
+    if name.startswith("layer") and rng.random() < 0.5:
+        options["bias"] = bias
+    if name.endswith("quantize_int8"):
+        options |= {"group_size": rng.choice([None, group]), "return_sums": rng.random() < 0.5}
+    return getattr(sk, name), (x, weight, rng.choice([0.0, 1e-5])), options
+
+
+def gate_call(name, number):
+    """A random call of a gate; the same for the plain and the quantising form."""
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    rows = rng.choice([0, 1, 3, 17])
+    cols, group = rng.choice([(1, 1), (46, 23), (576, 64), (577, None), (1536, 256), (17000, 1000)])
+    gate_up = torch.randn(rows, 2 * cols + 7, generator=generator).mul(rng.choice([0.1, 1, 6])).to(rng.choice(FLOATS))
+    gate_up = gate_up[:, 3:-4] if rng.random() < 0.3 else gate_up[:, : 2 * cols].contiguous()
+    options = {"approximate": rng.choice(["none", "tanh"])} if name.startswith("gelu") else {}
+    if name.endswith("quantize_int8"):
+        options |= {"group_size": rng.choice([None, group]), "return_sums": rng.random() < 0.5}
+    return getattr(sk, name), (gate_up,), options
+
+
+def rope_write_kv_int8(number):
+    """In copies, so that a call can be repeated: gives q and the four parts of the cache."""
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    tokens, heads, dim = rng.choice([0, 1, 5, 33]), rng.choice([1, 3]), rng.choice([2, 46, 64, 128])
+    values, page = rng.choice([dim, 24]), rng.choice([1, 16])
+    x, dtype = rng.choice(FLOATS), rng.choice([torch.int8, torch.int8, *FLOATS])
+    cache = make_cache(40 // page + 1, page, heads, dim, dtype, values=values, layout=rng.choice(LAYOUTS))
+    slots = torch.randint(-1, 40, (tokens,), generator=generator)
+    widths = [3 * heads * dim, heads * dim, heads * values]
+    parts = torch.randn(tokens, sum(widths) + 3, generator=generator).to(x)[:, 3:].split(widths, 1)
+    q, k, v = (part.unflatten(1, (n, -1)) for part, n in zip(parts, (3 * heads, heads, heads), strict=True))
+
+    def rope_write_kv_int8(k, v, cos, sin, *cache, slots, q):
+        q, *cache = (None if t is None else t.clone(memory_format=torch.preserve_format) for t in (q, *cache))
+        sk.rope_write_kv_int8(k, v, cos, sin, *cache, slots, q=q)
+        return q, *cache
+
+    return rope_write_kv_int8, (k, v, *tables(tokens, dim), *cache), {"slots": slots, "q": q}
+
+
+def rows_int8(number):
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    n, (k, group) = rng.choice([1, 16, 37]), rng.choice([(1, 1), (46, 23), (128, 64), (576, 576), (2048, 1024)])
+    rotate = group & (group - 1) == 0 and rng.random() < 0.5
+    weight = sk.pack_int8(torch.randn(n, k, generator=generator), group_size=group, rotate=rotate)
+
+    def rows_int8(ids, weight):
+        return weight.rows(ids)
+
+    return rows_int8, (torch.randint(0, n, (rng.choice([0, 1, 9]),), generator=generator), weight), {}
+
+
 MAKERS = {
-    f.__name__: f for f in (verify, verify_tree, sample, quantize_int8, dequantize_int8, linear_int8, attend_int8)
+    f.__name__: f
+    for f in (
+        verify,
+        verify_tree,
+        sample,
+        quantize_int8,
+        dequantize_int8,
+        linear_int8,
+        rope_write_kv_int8,
+        attend_int8,
+        rows_int8,
+    )
 }
+NORMS = ("rms_norm", "rms_norm_quantize_int8", "layer_norm", "layer_norm_quantize_int8")
+GATES = ("silu_mul", "silu_mul_quantize_int8", "gelu_mul", "gelu_mul_quantize_int8")
+MAKERS |= {name: functools.partial(norm_call, name) for name in NORMS}
+MAKERS |= {name: functools.partial(gate_call, name) for name in GATES}

@@ -13,6 +13,7 @@ PYBIND11_MODULE(SK_MODULE, m) {
     return pybind11::str(std::string(sk::gpu::error_name(code)) + ": " + sk::gpu::error_text(code));
   });
   sk::gpu::bind::bind_quantize(m);
+  sk::gpu::bind::bind_fused(m);
   sk::gpu::bind::bind_linear(m);
   sk::gpu::bind::bind_verify(m);
 }

@@ -30,6 +30,7 @@ inline void check(int code, const char* operation) {
 
 void bind_linear(py::module_& m);
 void bind_quantize(py::module_& m);
+void bind_fused(py::module_& m);
 void bind_verify(py::module_& m);
 
 }  // namespace sk::gpu::bind

@@ -22,13 +22,21 @@ struct Shape {
   int64_t rows, groups, width;
 };
 
+// ---- quantisation ----
+
+// Where codes go. `sums` of the codes of each group: data null if nobody asks for them.
+struct Codes {
+  int8_t* q;
+  int64_t q_stride;
+  PerGroup<float> scale;
+  PerGroup<int32_t> sums;
+};
+
 struct QuantizeInt8 {
   Shape shape;
   const void* x;
   int64_t x_stride;
-  int8_t* q;
-  int64_t q_stride;
-  PerGroup<float> scale;         // written, or read if `fixed`
+  Codes out;                     // the scale is read if `fixed`
   PerGroup<int32_t> zero_point;  // null: symmetric
   bool fixed, stochastic;
   uint64_t seed, offset;  // of stochastic rounding: the key, and the index of the first value
@@ -43,6 +51,85 @@ struct DequantizeInt8 {
   void* out;
   int64_t out_stride;
 };
+
+// RMS norm, or layer norm if `centred`, of rows x (+ residual) with `width` values. The result goes to `out`, or, if
+// `quantize`, in groups of `group` to `codes`.
+struct Norm {
+  int64_t rows, width;
+  const void* x;
+  int64_t x_stride;
+  const void* residual;  // or null
+  int64_t residual_stride;
+  void* residual_out;  // with a residual; may be x or residual itself
+  int64_t residual_out_stride;
+  const void* weight;
+  const void* bias;  // or null
+  double eps;
+  bool centred, quantize;
+  void* out;
+  int64_t out_stride;
+  int64_t group;
+  Codes codes;
+};
+
+enum class Gate : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
+
+// gate(first half) * second half of rows; shape counts the result's values. To `out` or `codes` as above.
+struct GateMul {
+  Shape shape;
+  Gate gate;
+  const void* gate_up;
+  int64_t stride;
+  bool quantize;
+  void* out;
+  int64_t out_stride;
+  Codes codes;
+};
+
+// A paged cache [pages, page_size, heads, D] of floats, or of int8 codes with scales [pages, page_size, heads]; the last
+// dimension of `data` is contiguous.
+struct KvCache {
+  void* data;
+  int64_t strides[3];
+  float* scale;  // null: floats of `dtype`
+  int64_t scale_strides[3];
+  Dtype dtype;
+};
+
+struct RopeWrite {
+  int64_t tokens, q_heads, kv_heads, dim, v_dim, pages, page_size;
+  void* q;  // [tokens, q_heads, dim], heads contiguous, rotated in place
+  int64_t q_stride;
+  const void* k;  // [tokens, kv_heads, dim]
+  int64_t k_stride;
+  const void* v;  // [tokens, kv_heads, v_dim]
+  int64_t v_stride;
+  const float *cos, *sin;  // [tokens, dim / 2]
+  int64_t cos_stride, sin_stride;
+  const int64_t* slots;  // [tokens]
+  KvCache k_cache, v_cache;
+};
+
+// Rows `ids` of a packed matrix (cpu/pack_int8.h) as floats.
+struct RowsInt8 {
+  int64_t count, n, k, group;
+  const int64_t* ids;
+  const uint8_t* codes;
+  const float* scale;
+  bool rotated;
+  float* out;
+  int64_t out_stride;
+};
+
+// `dtype` is that of the floats; `stream` a native stream handle of `device`.
+int quantize_int8(const QuantizeInt8& args, Dtype dtype, int device, void* stream);
+int dequantize_int8(const DequantizeInt8& args, Dtype dtype, int device, void* stream);
+int norm(const Norm& args, Dtype dtype, int device, void* stream);
+int gate_mul(const GateMul& args, Dtype dtype, int device, void* stream);
+int rope_write_kv_int8(const RopeWrite& args, Dtype dtype, int device, void* stream);
+int rows_int8(const RowsInt8& args, int device, void* stream);
+
+// ---- verification ----
 
 // One number for all requests, or one each. The number is a double, whatever T is: a choice between two floats would
 // become one between two addresses, and make clang put the first one into local memory.
@@ -108,10 +195,6 @@ Plan plan_verify(int64_t requests, int64_t width, int64_t vocabulary, int64_t dr
 Plan plan_verify_tree(int64_t requests, int64_t nodes, int64_t vocabulary, int chunks, int device);
 int verify(const Verify& args, int device, void* stream);
 int verify_tree(const Verify& args, int device, void* stream);
-
-// `dtype` is that of the floats; `stream` a native stream handle of `device`.
-int quantize_int8(const QuantizeInt8& args, Dtype dtype, int device, void* stream);
-int dequantize_int8(const DequantizeInt8& args, Dtype dtype, int device, void* stream);
 
 // ---- linear ----
 

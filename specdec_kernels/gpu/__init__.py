@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from .. import native
-from . import attention, linear, quantize, verify
+from . import attention, cache, fused, linear, quantize, verify
 
 
 def load(backend):
@@ -27,12 +27,10 @@ def load(backend):
 
 def operations(compiled, place):
     """The operations that a compiled module serves. ``place(tensor)`` gives the device's number and a stream handle."""
-    return {
-        **quantize.bind(compiled, place),
-        **linear.bind(compiled, place),
-        **verify.bind(compiled, place),
-        "attend_int8": attention.attend_int8,  # torch's own kernels
-    }
+    operations = {"attend_int8": attention.attend_int8}  # torch's own kernels
+    for family in (verify, quantize, fused, linear, cache):
+        operations |= family.bind(compiled, place)
+    return operations
 
 
 def _place(tensor):

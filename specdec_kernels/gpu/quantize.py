@@ -2,18 +2,13 @@
 
 from ..code_outputs import group_count
 from ..native import DTYPE_CODE
-from ..registry import Unsupported
 from ..validate import row_stride
-
-_NONE = 0, 0, 0  # no zero point: null address
 
 
 def bind(compiled, place):
     """The operations of this family on top of a compiled module."""
 
     def quantize_int8(x, group, symmetric, static, seed, offset, q, scale, zero_point, sums):
-        if sums is not None:
-            raise Unsupported("sums of codes")
         cols = x.shape[-1]
         compiled.quantize_int8(
             DTYPE_CODE[x.dtype],
@@ -21,8 +16,9 @@ def bind(compiled, place):
             row_stride(x),
             q.data_ptr(),
             row_stride(q),
-            *_per_group(scale),
-            *(_NONE if symmetric else _per_group(zero_point)),
+            *per_group(scale),
+            *per_group(zero_point),
+            *per_group(sums),
             x.shape[:-1].numel(),
             cols // group if group else 1,
             group,
@@ -40,8 +36,8 @@ def bind(compiled, place):
             row_stride(q),
             out.data_ptr(),
             row_stride(out),
-            *_per_group(scale),
-            *(_NONE if zero_point is None else _per_group(zero_point)),
+            *per_group(scale),
+            *per_group(zero_point),
             q.shape[:-1].numel(),
             *group_count(q.shape[-1], scale, zero_point),
             *place(q),
@@ -50,8 +46,13 @@ def bind(compiled, place):
     return {"quantize_int8": quantize_int8, "dequantize_int8": dequantize_int8}
 
 
-def _per_group(value):
-    """Address, row stride and group stride of a scale or zero point: one value, one per row, or one per group."""
+def per_group(value):
+    """Address, row stride and group stride of a scale, zero point or sum: one value, one per row, or one per group.
+
+    Of None: a null address.
+    """
+    if value is None:
+        return 0, 0, 0
     if value.numel() == 1:
         return value.data_ptr(), 0, 0
     return value.data_ptr(), row_stride(value), (0 if value.shape[-1] == 1 else 1)

@@ -69,6 +69,16 @@ SK_HD BF16 from_f32<BF16>(float x) {
 }
 template <>
 SK_HD F16 from_f32<F16>(float x) {
+#if defined(__CUDA_ARCH__)
+  F16 h;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h.bits) : "f"(x));
+  return h;
+#elif defined(__HIP_DEVICE_COMPILE__)
+  const _Float16 y = static_cast<_Float16>(x);
+  F16 h;
+  memcpy(&h, &y, sizeof h);
+  return h;
+#else
   const uint32_t u = bits_of(x), sign = (u >> 16) & 0x8000u, mag = u & 0x7fffffffu;
   if (mag > 0x7f800000u) return {static_cast<uint16_t>(sign | 0x7e00u)};
   if (mag >= 0x477ff000u) return {static_cast<uint16_t>(sign | 0x7c00u)};  // rounds to 65536 or more
@@ -77,6 +87,7 @@ SK_HD F16 from_f32<F16>(float x) {
     return {static_cast<uint16_t>(sign | (bits_of(y) - 0x3f000000u))};
   }
   return {static_cast<uint16_t>(sign | ((mag - 0x38000000u + 0xfffu + ((mag >> 13) & 1u)) >> 13))};
+#endif
 }
 
 }  // namespace sk
