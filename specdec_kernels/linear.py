@@ -2,7 +2,7 @@
 (``linear_f32``).
 
 In both, a row of the result depends on that row of x alone, bit for bit, however many rows a call has; and
-a call with up to 8 rows reads the weights once. So verifying K drafts gives exactly the numbers that K + 1
+a call with a few rows reads the weights once. So verifying K drafts gives exactly the numbers that K + 1
 single steps would give, at little more than the price of one.
 """
 
