@@ -66,14 +66,21 @@ def gates():
 
 
 def linear_int8():
-    for n, k, group in ((1, 1, None), (17, 6, 3), (33, 130, None), (64, 192, 64)):
-        weight = sk.pack_int8(floats(n, k, hostile=False), group_size=group)
+    for n, k, group, rotate in (
+        (1, 1, None, True),
+        (17, 6, 3, False),
+        (33, 130, None, False),
+        (64, 192, 64, False),
+        (9, 256, 128, True),
+    ):
+        weight = sk.pack_int8(floats(n, k, hostile=False), group_size=group, rotate=rotate)
         weight.unpack()
         weight.rows(torch.tensor([0, n - 1, 0]))
         for rows in (0, 1, 2, 3, 5, 9, 17):
             for dtype in FLOATS:
                 sk.linear_int8(floats(rows, k, dtype=dtype), weight, floats(n))
-            sk.linear_int8(sk.quantize_int8(floats(rows, k), group_size=group), weight)
+            if not rotate:
+                sk.linear_int8(sk.quantize_int8(floats(rows, k), group_size=group), weight)
 
 
 def linear_f32():
