@@ -91,7 +91,7 @@ def linear_f32():
 
 def attention():
     for dtype in (torch.float32, torch.int8):
-        for dim, page, rows in ((8, 4, 1), (64, 16, 5), (6, 3, 2)):
+        for dim, page, rows in ((8, 4, 1), (64, 16, 5), (64, 80, 40), (6, 3, 2)):
             pages, kv_heads, heads, batch = 5, 2, 6, 2
             caches = [torch.zeros(pages, page, kv_heads, dim, dtype=dtype) for _ in range(2)]
             scales = [torch.zeros(pages, page, kv_heads) if dtype is torch.int8 else None for _ in range(2)]
@@ -107,6 +107,16 @@ def attention():
             mask = torch.eye(rows, dtype=torch.bool).expand(batch, rows, rows).contiguous()
             sk.attend_int8(floats(batch, rows, heads, dim), *caches, table, lengths)
             sk.attend_int8(floats(batch, rows, heads, dim), *caches, table, lengths, mask=mask)
+    for x in FLOATS:  # values of another size than keys, a head's tokens together
+        for dtype in (torch.int8, *FLOATS):
+            by_token = lambda *shape, dtype=torch.float32: torch.zeros(shape, dtype=dtype).transpose(1, 2)
+            scales = [by_token(3, 2, 5) if dtype is torch.int8 else None for _ in range(2)]
+            caches = by_token(3, 2, 5, 16, dtype=dtype), scales[0], by_token(3, 2, 5, 17, dtype=dtype), scales[1]
+            q, k, v = floats(15, 4, 16, dtype=x), floats(15, 2, 16, dtype=x), floats(15, 2, 17, dtype=x)
+            angles, slots = floats(15, 8), torch.arange(14, -1, -1)
+            sk.rope_write_kv_int8(k, v, angles, angles, *caches, slots, q=q, hadamard=True)
+            table, lengths = torch.tensor([[2, 0, 1]], dtype=torch.int32), torch.tensor([15], dtype=torch.int32)
+            sk.attend_int8(q[None], *caches, table, lengths)
 
 
 def decoder():
