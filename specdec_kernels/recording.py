@@ -18,8 +18,7 @@ otherwise ``complete`` is False and ``run`` refuses. Operations of torch in betw
 import contextlib
 
 from . import native
-
-COMPOSED = ("rms_norm_linear", "rope_attend", "gated_mlp")
+from .registry import COMPOSED
 
 
 class Recording:

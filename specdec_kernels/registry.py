@@ -38,6 +38,8 @@ OPERATIONS = (
     "gated_mlp",
     "dequantize_ggml",
 )
+# Operations that a backend without kernels for them makes of its own single ones (composition.py).
+COMPOSED = ("rms_norm_linear", "rope_attend", "gated_mlp")
 BACKENDS = ("reference", "cpu", "triton", "cuda", "hip")
 COMPILED = {"cpu": "_C_cpu", "cuda": "_C_cuda", "hip": "_C_hip"}  # the modules that setup.py may have built
 # Fastest first. ROCm tensors have device type "cuda", too.
@@ -133,6 +135,8 @@ def _find(operation, device_type):
     for backend in order:
         loaded, reason = module(backend)
         function = getattr(loaded, operation, None)
+        if function is None and loaded is not None and operation in COMPOSED:
+            function = getattr(importlib.import_module(".composition", __package__), operation)
         if function is not None:
             found.append((backend, function))
         else:

@@ -1,12 +1,13 @@
 """Choosing a backend: names, nesting, threads, the environment, reasons."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels import native, registry
+from specdec_kernels import native, reference, registry
 
 X = torch.ones(1, 8)
 
@@ -37,6 +38,34 @@ def test_use_backend_nests_and_restores():
             raise ZeroDivisionError
         assert serving() == "reference"
     assert serving() == before and sk.forced_backend() is None
+
+
+def test_a_backend_without_fused_calls_makes_them_of_its_own(monkeypatch):
+    asked = []
+    single = SimpleNamespace()
+    for name in ("rms_norm", "linear_int8"):
+        monkeypatch.setattr(single, name, noting(asked, name), raising=False)
+    monkeypatch.setitem(registry._modules, "triton", (single, None))
+    monkeypatch.setattr(registry, "_chosen", {})
+    weight, norm = sk.pack_int8(torch.randn(16, 8)), torch.ones(8)
+    with sk.use_backend("triton"):
+        y = sk.rms_norm_linear(X, norm, 1e-5, weight)
+        with pytest.raises(sk.BackendUnavailable, match="triton: has no linear_f32"):
+            sk.rms_norm_linear(X, norm, 1e-5, torch.ones(16, 8))
+    assert asked == ["rms_norm", "linear_int8", "rms_norm"]
+    with sk.use_backend("reference"):
+        assert torch.equal(y, sk.rms_norm_linear(X, norm, 1e-5, weight))
+
+
+def noting(asked, name):
+    """The reference's operation; its name is added to ``asked``."""
+    operation = getattr(reference, name)
+
+    def run(*args):
+        asked.append(name)
+        operation(*args)
+
+    return run
 
 
 def test_use_backend_concerns_one_thread():
