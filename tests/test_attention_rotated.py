@@ -68,5 +68,5 @@ def test_only_powers_of_two():
 
 
 def test_what_leaves_it_to_others_says_so():
-    with running(EMULATED), pytest.raises(sk.BackendUnavailable, match="rope_write_kv_int8: .*hadamard=True"):
+    with running(EMULATED), pytest.raises(sk.BackendUnavailable, match=r"rope_write_kv_int8: .*hadamard=True"):
         written(16)
