@@ -113,6 +113,13 @@ def rope_write_arguments(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, 
     if k_scale is not None:
         _one_place_each("k_scale", k_scale)
         _one_place_each("v_scale", v_scale)
+    # Strided caches may lie between other things; contiguous ones, and q, have memory of their own.
+    inputs = {"k": k.flatten(1), "v": v.flatten(1), "cos": cos, "sin": sin, "slots": slots}
+    caches = {"k_cache": k_cache, "k_scale": k_scale, "v_cache": v_cache, "v_scale": v_scale}
+    outputs = {name: t for name, t in caches.items() if t is not None and t.is_contiguous()}
+    if q is not None:
+        outputs["q"] = q.flatten(1)
+    validate.disjoint(outputs, inputs)
     return q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, bool(hadamard)
 
 
@@ -153,7 +160,9 @@ def attend_arguments(q, k_cache, k_scale, v_cache, v_scale, page_table, lengths,
                 f"out: expected a contiguous [{batch}, {rows}, {heads}, {values}], got {list(out.shape)} "
                 f"with strides {list(out.stride())}"
             )
-        validate.no_overlap("out", out, "q", q)
+        caches = {"k_cache": k_cache, "k_scale": k_scale, "v_cache": v_cache, "v_scale": v_scale}
+        inputs = {"q": q, "page_table": page_table, "lengths": lengths, "mask": mask, **caches}
+        validate.disjoint({"out": out}, {name: t for name, t in inputs.items() if t is not None})
     return q, k_cache, k_scale, v_cache, v_scale, page_table, lengths, mask, scale, out
 
 

@@ -35,11 +35,11 @@ def rms_norm_linear(x, norm_weight, eps, weight, *, residual=None, residual_out=
     Returns y [M, N], or (y, residual_out) with a residual. Raises TypeError or ValueError with the argument's name.
     """
     x, residual, residual_out, inputs, outputs = _normed(x, norm_weight, eps, residual, residual_out)
-    n = _matrix("weight", weight, x, x.shape[1])
+    n = _matrix("weight", weight, x, x.shape[1], inputs)
     if bias is not None:
         if type(weight) is not Int8Weight:
             raise ValueError("bias: expected None with a float32 weight, got a tensor")
-        validate.rows("bias", validate.vector("bias", bias, validate.FLOATS, n, x.device))
+        inputs["bias"] = validate.rows("bias", validate.vector("bias", bias, validate.FLOATS, n, x.device))
     out = plain_output(x, (x.shape[0], n), out, inputs, outputs)
     registry.call(
         "rms_norm_linear",
@@ -119,10 +119,10 @@ def gated_mlp(x, norm_weight, eps, gate_up, down, *, residual=None, residual_out
     x, residual, residual_out, inputs, outputs = _normed(x, norm_weight, eps, residual, residual_out)
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
-    width = _matrix("gate_up", gate_up, x, x.shape[1])
+    width = _matrix("gate_up", gate_up, x, x.shape[1], inputs)
     if width % 2:
         raise ValueError(f"gate_up: expected an even number of rows (gate above up), got {width}")
-    n = _matrix("down", down, x, width // 2)
+    n = _matrix("down", down, x, width // 2, inputs)
     out = plain_output(x, (x.shape[0], n), out, inputs, outputs)
     registry.call(
         "gated_mlp",
@@ -145,16 +145,18 @@ def _normed(x, norm_weight, eps, residual, residual_out):
     return norm_arguments(x, norm_weight, None, eps, residual, residual_out, weight_name="norm_weight")
 
 
-def _matrix(name, weight, x, columns):
-    """The number of rows of a weight that x's products of ``columns`` terms are taken with."""
+def _matrix(name, weight, x, columns, inputs):
+    """The number of rows of a weight for products of ``columns`` terms with x; its memory is added to ``inputs``."""
     if type(weight) is Int8Weight:
         n, k = weight.n, weight.k
         if weight.device != x.device:
             raise ValueError(f"{name}: expected a weight on {x.device} like x, got one on {weight.device}")
+        inputs[name], inputs[f"{name}.scale"] = weight.codes, weight.scale
     else:
         if not isinstance(weight, torch.Tensor):
             raise TypeError(f"{name}: expected an Int8Weight or a float32 matrix, got {type(weight).__name__}")
         n, k = validate.rows(name, validate.tensor(name, weight, (torch.float32,), 2, x.device)).shape
+        inputs[name] = weight
         if x.dtype is not torch.float32:
             raise TypeError(f"x: expected float32 to go with a float32 {name}, got {x.dtype}")
     if k != columns:

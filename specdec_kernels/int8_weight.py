@@ -11,6 +11,8 @@ groups, 16]. The layout is the same for every instruction set, every GPU and the
 whether the rows are rotated (rotation.py); version 1 had no rotation.
 """
 
+from collections.abc import Mapping
+
 import torch
 
 from . import native, registry
@@ -52,7 +54,19 @@ class Int8Weight:
     Hadamard matrix of each group, and products rotate x as well (rotation.py).
     """
 
-    __slots__ = ("codes", "device", "device_type", "group_size", "groups", "k", "n", "native", "rotated", "scale")
+    __slots__ = (
+        "codes",
+        "device",
+        "device_type",
+        "group_size",
+        "groups",
+        "k",
+        "n",
+        "native",
+        "rotated",
+        "scale",
+        "spans",
+    )
 
     def __init__(self, n, k, group_size, codes, scale, rotated=False):
         self.n, self.k, self.group_size, self.groups = n, k, group_size, k // group_size
@@ -61,6 +75,7 @@ class Int8Weight:
         self.device, self.device_type = codes.device, codes.device.type
         # What the compiled kernels want to know, in the order of their arguments.
         self.native = (n, k, group_size, rotated, codes.data_ptr(), scale.data_ptr())
+        self.spans = tuple((part.data_ptr(), part.data_ptr() + part.nbytes) for part in (codes, scale))
 
     @classmethod
     def empty(cls, n, k, group_size=None, *, rotated=False, device="cpu", memory=None):
@@ -76,6 +91,8 @@ class Int8Weight:
         group = check_group(k, group_size)
         check_rotation(rotated, group)
         codes_shape, scale_shape = _shapes(n, k, group)
+        if memory is not None and torch.device(device).type != "cpu":
+            raise ValueError(f"memory: expected None for a weight on {device}, got LargePages, which are the CPU's")
         if memory is None and torch.device(device).type == "cpu" and n * k >= 2 * LARGE:
             memory = LargePages()
         if memory is None:
@@ -179,6 +196,8 @@ class Int8Weight:
         Version 1 of the layout ("shape" holds n, k, group_size) loads as not rotated. Layout "row-major/1" (codes
         int8 [n, k], scale f32 [n, groups]) is repacked; a layout or version that this build doesn't know is refused.
         """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected a dict as state_dict() makes it, got {type(state).__name__}")
         missing = [key for key in ("codes", "scale", "layout", "shape") if key not in state]
         if missing:
             raise ValueError(f"state: expected codes, scale, layout and shape, got no {', '.join(missing)}")
@@ -236,7 +255,7 @@ def pack_int8(weight, *, group_size=None, rotate=False):
         groups = scale.shape[1]
         if scale.shape[0] != n or groups < 1 or k % groups:
             raise ValueError(f"scale: expected shape [{n}, G] with G a divisor of {k}, got {list(scale.shape)}")
-        if group_size is not None and group_size * groups != k:
+        if group_size is not None and integer("group_size", group_size) * groups != k:
             raise ValueError(f"group_size: expected {k // groups} to go with {groups} scales per row, got {group_size}")
         if check_rotation(rotate, 1):
             raise ValueError("rotate: expected False with (q, scale), got True: codes can't be rotated")

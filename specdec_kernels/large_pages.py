@@ -7,6 +7,7 @@ them to whoever asks (``madvise``, the usual setting). Weights smaller than such
 
 import contextlib
 import mmap
+import threading
 
 import torch
 
@@ -24,17 +25,21 @@ class LargePages:
 
     def __init__(self):
         self._memory, self._at, self._end = None, 0, 0
+        self._one_at_a_time = threading.Lock()
 
     def empty(self, shape, dtype):
         """An uninitialised CPU tensor on a cache line, with a storage of its own."""
+        if any(n < 0 for n in shape):
+            raise ValueError(f"shape: expected sizes >= 0, got {list(shape)}")
         count = torch.Size(shape).numel()
         size = count * dtype.itemsize
         if size == 0:
             return torch.empty(shape, dtype=dtype)
-        if self._at + size > self._end:
-            self._map(max(size, CHUNK))
-        tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._at)
-        self._at += (size + 63) // 64 * 64
+        with self._one_at_a_time:
+            if self._at + size > self._end:
+                self._map(max(size, CHUNK))
+            tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._at)
+            self._at += (size + 63) // 64 * 64
         return tensor.view(shape)
 
     def _map(self, size):

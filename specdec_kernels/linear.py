@@ -10,7 +10,7 @@ import torch
 
 from . import native, registry
 from .int8_weight import Int8Weight, pack_int8
-from .validate import FLOATS, no_overlap, output, rows, shape, tensor
+from .validate import FLOATS, no_overlap, output, outside, rows, shape, tensor
 
 __all__ = ["Int8Weight", "linear_f32", "linear_int8", "pack_int8"]
 
@@ -27,7 +27,7 @@ def linear_int8(x, weight, bias=None, *, out=None):
         of the codes
 
     Product and sum are two roundings, the bias is added last, then one rounding to the result's dtype:
-    every backend gives the same bits. Rows may lie any distance apart; ``out`` must not overlap x.
+    every backend gives the same bits. Rows may lie any distance apart; ``out`` needs memory of its own.
     """
     if type(weight) is not Int8Weight:
         raise TypeError(f"weight: expected an Int8Weight (see pack_int8), got {type(weight).__name__}")
@@ -49,7 +49,7 @@ def linear_int8(x, weight, bias=None, *, out=None):
     if bias is not None:
         shape("bias", tensor("bias", bias, FLOATS, None, device), (n,))
         rows("bias", bias)
-    result, out = _output(out, matrix, lead, n, dtype)
+    result, out = _output(out, matrix, lead, n, dtype, weight.spans, bias=bias, scale=scale)
     if lead is None or matrix.shape[0]:
         registry.call("linear_int8", weight.device_type, matrix, scale, weight, bias, out)
     return result
@@ -64,7 +64,7 @@ def linear_f32(x, weight, *, out=None):
     n, k = tensor("weight", weight, _F32, 2).shape
     rows("weight", weight)
     matrix, lead = _matrix("x", tensor("x", x, _F32, None, weight.device), k)
-    result, out = _output(out, matrix, lead, n, torch.float32)
+    result, out = _output(out, matrix, lead, n, torch.float32, (), weight=weight)
     if lead is None or matrix.shape[0]:
         registry.call("linear_f32", weight.device.type, matrix, weight, out)
     return result
@@ -82,7 +82,7 @@ def _matrix(name, value, k):
     sizes = value.shape
     if not sizes or sizes[-1] != k:
         raise ValueError(f"{name}: expected a last dimension of {k} like the weight's, got shape {list(sizes)}")
-    if k > 1 and value.stride()[-1] != 1:
+    if k > 1 and value.stride()[-1] != 1 and value.numel():
         raise ValueError(f"{name}: expected a contiguous last dimension, got strides {list(value.stride())}")
     if len(sizes) == 2:
         return value, None
@@ -109,8 +109,11 @@ def _scales(scale, lead, m, groups):
     return rows("scale", scale)
 
 
-def _output(out, x, lead, n, dtype):
-    """``(the result in the caller's shape, the same memory as a matrix [M, n] for the backend)``."""
+def _output(out, x, lead, n, dtype, spans, **inputs):
+    """``(the result in the caller's shape, the same memory as a matrix [M, n] for the backend)``.
+
+    ``spans`` of addresses and ``inputs`` (tensors or None) are what it must not overlap besides x.
+    """
     m = x.shape[0]
     if out is None:
         out = torch.empty((m, n), dtype=dtype, device=x.device)
@@ -118,6 +121,11 @@ def _output(out, x, lead, n, dtype):
     output("out", out, dtype, (m, n) if lead is None else (*lead, n), x.device)
     if not (out.is_contiguous() and x.is_contiguous() and _apart(out, x)):
         no_overlap("out", out, "x", x)
+    for name, other in inputs.items():
+        if other is not None:
+            no_overlap("out", out, name, other)
+    if spans:
+        outside("out", out, spans)
     return out, (out if lead is None else out.view(m, n))
 
 

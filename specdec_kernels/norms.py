@@ -122,7 +122,7 @@ def norm_arguments(x, weight, bias, eps, residual, residual_out, *, weight_name=
         inputs["bias"] = _per_column("bias", bias, x)
     if isinstance(eps, bool) or not isinstance(eps, numbers.Real):
         raise TypeError(f"eps: expected a number, got {type(eps).__name__}")
-    if not 0 <= eps < math.inf:
+    if not _finite(eps) or eps < 0:
         raise ValueError(f"eps: expected a finite number >= 0, got {eps}")
     if residual is None:
         if residual_out is not None:
@@ -143,6 +143,13 @@ def norm_arguments(x, weight, bias, eps, residual, residual_out, *, weight_name=
     if _same_memory(residual_out, x):
         del inputs["x"]
     return x, residual, residual_out, inputs, {"residual_out": residual_out}
+
+
+def _finite(number):
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an int beyond all floats
+        return False
 
 
 def _per_column(name, value, x):

@@ -73,8 +73,8 @@ def quantize_int8(
         stochastic_seed = integer("stochastic_seed", stochastic_seed) & 0xFFFFFFFFFFFFFFFF
     if stochastic_offset != 0:
         stochastic_offset = integer("stochastic_offset", stochastic_offset)
-        if stochastic_offset < 0:
-            raise ValueError(f"stochastic_offset: expected an index >= 0, got {stochastic_offset}")
+        if not 0 <= stochastic_offset < 2**64:
+            raise ValueError(f"stochastic_offset: expected an index in [0, 2^64), got {stochastic_offset}")
     if scale is None:
         if zero_point is not None:
             raise ValueError("zero_point: expected None without a scale, got one")

@@ -18,6 +18,7 @@ def tensor(name, value, dtypes, ndim=None, device=None):
         and value.dtype in dtypes
         and value.layout is strided
         and not value.requires_grad
+        and not value.is_neg()
         and (ndim is None or value.ndim == ndim)
         and (not value.is_meta if device is None else value.device == device)
     ):
@@ -32,6 +33,8 @@ def tensor(name, value, dtypes, ndim=None, device=None):
         raise ValueError(f"{name}: expected a tensor with data, got one on the meta device")
     if value.requires_grad:
         raise ValueError(f"{name}: expected a tensor that does not require grad (these kernels have no backward)")
+    if value.is_neg():
+        raise ValueError(f"{name}: expected a tensor with its signs in memory, got a negated view (see resolve_neg)")
     if ndim is not None and value.dim() != ndim:
         raise ValueError(f"{name}: expected {ndim} dimensions, got shape {list(value.shape)}")
     if device is not None and value.device != device:
@@ -74,7 +77,7 @@ def shape(name, value, expected):
 def rows(name, value):
     """Refuses a tensor whose last dimension is strided; rows may be any distance apart."""
     strides = value.stride()
-    if strides and strides[-1] != 1 and value.shape[-1] > 1:
+    if strides and strides[-1] != 1 and value.shape[-1] > 1 and value.numel():
         raise ValueError(f"{name}: expected a contiguous last dimension, got strides {list(strides)}")
     return value
 
@@ -108,6 +111,7 @@ def output(name, value, dtype, shape, device):
         and value.device == device
         and value.is_contiguous()
         and not value.requires_grad
+        and not value.is_neg()
     ):
         return value
     tensor(name, value, (dtype,), None, device)
@@ -156,6 +160,15 @@ def _refuse_overlap(outputs, inputs):
 def no_overlap(name, out, other_name, other):
     """Refuses an output that shares memory with another tensor."""
     disjoint({name: out}, {other_name: other})
+
+
+def outside(name, out, spans):
+    """Refuses an output that reaches into a weight's memory, given as (first, last + 1) addresses."""
+    start = out.data_ptr()
+    end = start + out.nbytes if out.is_contiguous() else _end(out)
+    for first, last in spans:
+        if start < last and first < end:
+            raise ValueError(f"{name}: expected memory of its own, got a tensor that overlaps the weight")
 
 
 def _end(value):
