@@ -126,6 +126,23 @@ def test_a_row_that_sees_nothing_is_nan(backend):
 
 
 @each_cache
+@pytest.mark.parametrize("rising", [True, False])
+def test_the_blocks_of_a_row_make_one_softmax(backend, cache_dtype, rising):
+    """Scores that grow, or shrink, from block to block: what earlier ones left has to be weighed anew, or later ones."""
+    for tokens in (127, 128, 129, LONG, 513):
+        case = Filled(cache_dtype, tokens=tokens)
+        ramp = torch.linspace(0.1, 4, tokens)
+        place = case.slots // 16, case.slots % 16
+        scaled = case.cache[0] if case.cache[1] is None else case.cache[1]
+        kept = scaled[place]
+        scaled[place] = kept * (ramp if rising else ramp.flip(0)).view(-1, *[1] * (kept.dim() - 1)).to(kept.dtype)
+        got = case.attend(1)[0, 0].double()
+        k, v = (part.double().repeat_interleave(3, 1) for part in (case.keys(), case.kept_values()))
+        weights = (torch.einsum("hd,nhd->hn", case.q[-1].double(), k) * 64**-0.5).softmax(1)
+        torch.testing.assert_close(got, torch.einsum("hn,nhd->hd", weights, v), rtol=0, atol=2e-5)
+
+
+@each_cache
 def test_large_scores_do_not_overflow(backend, cache_dtype):
     """Scores of some thousands: exp of them is infinite, of their differences not. The largest one takes all."""
     case = Filled(cache_dtype, tokens=150)
