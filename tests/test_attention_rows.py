@@ -128,7 +128,7 @@ def test_a_row_that_sees_nothing_is_nan(backend):
 @each_cache
 @pytest.mark.parametrize("rising", [True, False])
 def test_the_blocks_of_a_row_make_one_softmax(backend, cache_dtype, rising):
-    """Scores that grow, or shrink, from block to block: what earlier ones left has to be weighed anew, or later ones."""
+    """Scores that grow, or shrink, from block to block: what earlier or later ones left has to be weighed anew."""
     for tokens in (127, 128, 129, LONG, 513):
         case = Filled(cache_dtype, tokens=tokens)
         ramp = torch.linspace(0.1, 4, tokens)
