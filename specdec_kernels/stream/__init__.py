@@ -1,0 +1,3 @@
+"""Weights that stream: block by block from a file under a byte budget, each block read once per pass."""
+
+from .errors import BudgetError, PackError, StreamError
