@@ -16,7 +16,8 @@ import torch
 
 import specdec_kernels as sk
 from specloop.bench import load_prompts
-from specloop.models.llama import Layer, Llama
+from specloop.models.llama import Llama
+from specloop.models.weights import Layer, Resident
 from specloop.options import check_request
 from specloop.pair import load
 
@@ -32,13 +33,14 @@ SHIPPED = "shipped default"
 def quantised(exact, group, rotate, kv):
     """The float32 model with its matrices packed in another way."""
     pack = lambda matrix: sk.pack_int8(matrix, group_size=group, rotate=rotate)
+    weights = exact.weights
     layers = [
-        Layer(**{name: pack(value) if value.dim() == 2 else value for name, value in vars(layer).items()})
-        for layer in exact.layers
+        Layer(**{name: pack(value) if value.dim() == 2 else value for name, value in layer.parts().items()})
+        for layer in weights.layers
     ]
-    head = pack(exact.head)
-    embedding = head if exact.embedding is exact.head else pack(exact.embedding)
-    return Llama(exact.config, embedding, layers, exact.norm, head, context=exact.context, kv=kv)
+    head = pack(weights.head)
+    embedding = head if weights.embedding is weights.head else pack(weights.embedding)
+    return Llama(exact.config, Resident(embedding, layers, weights.norm, head), context=exact.context, kv=kv)
 
 
 def answers(pair, prompts, tokens):

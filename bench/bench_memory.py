@@ -49,8 +49,7 @@ def measure(model, kv, tokens):
     """The same weights with a context of ``tokens``, full: bytes of kv, workspace, and growth of the process."""
     give_back()
     before = resident()
-    parts = model.embedding, model.layers, model.norm, model.head
-    other = Llama(model.config, *parts, context=tokens, kv=kv)
+    other = Llama(model.config, model.weights, context=tokens, kv=kv)
     cache = other.new_cache(tokens)
     for layer in cache.pages.layers:
         for tensor in layer:

@@ -10,7 +10,7 @@ import torch
 
 import tiny_llama
 from specloop import loader
-from specloop.models import balance, calibrate
+from specloop.models import balance, blueprint, calibrate
 from test_loader import TOKENS, write
 from tiny_llama import CONFIG
 
@@ -32,7 +32,7 @@ def found(monkeypatch):
         )
         for _ in range(c.layers)
     ]
-    monkeypatch.setattr(loader, "find_balance", lambda norms, config: asked.append(len(norms)) or layers)
+    monkeypatch.setattr(blueprint, "find_balance", lambda norms, config: asked.append(len(norms)) or layers)
     return asked
 
 
@@ -40,7 +40,7 @@ def test_float32_results_do_not_change_by_a_bit(tmp_path, found, monkeypatch):
     write(tmp_path / "m.gguf")
     want = logits(tmp_path / "m.gguf", "f32")
     assert not found  # float32 needs none
-    monkeypatch.setattr(loader, "needs_balance", lambda dtype: True)
+    monkeypatch.setattr(blueprint, "needs_balance", lambda dtype: True)
     assert torch.equal(logits(tmp_path / "m.gguf", "f32"), want)
     assert found == [2 * CONFIG.layers + 1]
 
@@ -56,7 +56,7 @@ def test_calibration_gives_powers_of_two_that_survive_the_file():
     """Channels of very different size, as real models have them, want factors; the largest are cut off."""
     model = tiny_llama.build("f32")
     g = torch.Generator().manual_seed(0)
-    for layer in model.layers:
+    for layer in model.weights.layers:
         for norm in (layer.attention_norm, layer.mlp_norm):
             norm.mul_(torch.exp(1.5 * torch.randn(norm.shape, generator=g)))
     texts = [torch.randint(CONFIG.vocab, (40,), generator=g).tolist() for _ in range(4)]

@@ -110,7 +110,11 @@ def test_to_keeps_a_tied_head_tied():
     model = build("int8")
     assert model.to("cpu") is model
     moved = model.to("meta")
-    assert moved.embedding is moved.head and moved.layers[0].qkv.codes.is_meta and moved._buffers.hidden.is_meta
+    assert (
+        moved.weights.embedding is moved.weights.head
+        and moved.weights.layers[0].qkv.codes.is_meta
+        and moved._buffers.hidden.is_meta
+    )
 
 
 def test_bad_calls():

@@ -76,9 +76,11 @@ def test_logits_are_the_textbooks(tmp_path, tied):
     torch.testing.assert_close(got.double(), plain_float64(model, TOKENS), rtol=1e-4, atol=1e-4)
     # plain_float64 reads the model's own matrices, so these have to be the file's.
     embedding, layers, norm = weights()
-    assert torch.equal(model.embedding, embedding) and torch.equal(model.norm, norm)
-    assert torch.equal(model.layers[1].qkv, layers[1].qkv) and torch.equal(model.layers[2].down, layers[2].down)
-    assert torch.equal(model.head, embedding if tied else embedding * 0.5)
+    assert torch.equal(model.weights.embedding, embedding) and torch.equal(model.weights.norm, norm)
+    assert torch.equal(model.weights.layers[1].qkv, layers[1].qkv) and torch.equal(
+        model.weights.layers[2].down, layers[2].down
+    )
+    assert torch.equal(model.weights.head, embedding if tied else embedding * 0.5)
     assert (tokenizer.vocab_size, model.eos_ids, template) == (CONFIG.vocab, frozenset({2}), None)
 
 
@@ -87,11 +89,14 @@ def test_int8_holds_the_same_weights(tmp_path):
     path = str(write(tmp_path / "tiny.gguf"))
     model, _, _ = load_model(path, dtype="int8", context=64, progress=seen.append)
     _, layers, _ = weights()
-    for got, want in ((model.layers[0].qkv, layers[0].qkv), (model.layers[2].gate_up, layers[2].gate_up)):
+    for got, want in (
+        (model.weights.layers[0].qkv, layers[0].qkv),
+        (model.weights.layers[2].gate_up, layers[2].gate_up),
+    ):
         step = want.unflatten(1, (-1, got.group_size)).abs().amax(-1, keepdim=True) / 127
         error = (got.dequantize() - want).unflatten(1, (-1, got.group_size)).abs()
         assert bool((error <= 0.501 * step).all())
-    assert model.embedding is model.head and isinstance(model.head, sk.Int8Weight)
+    assert model.weights.embedding is model.weights.head and isinstance(model.weights.head, sk.Int8Weight)
     assert seen == sorted(seen) and seen[-1] == 1.0
 
 
@@ -110,7 +115,7 @@ def test_files_that_can_not_be_served(tmp_path, options, message):
 
 
 def test_unknown_dtype():
-    with pytest.raises(ModelError, match="dtype: expected one of int8, f32, got 'int4'"):
+    with pytest.raises(ModelError, match="dtype: expected one of int8, bf16, f32, got 'int4'"):
         load_model("smollm2", dtype="int4")
     with pytest.raises(ModelError, match="kv: expected one of int8, f16, f32"):
         load_model("smollm2", kv="int4")

@@ -37,7 +37,7 @@ def test_the_shipped_balance_is_for_this_model(pair):
     """The factors are found by the norms' hash: the int8 model's norms have been divided by them."""
     with GGUF.open(find_model("smollm2")) as file:
         norm = file.read("blk.0.attn_norm.weight").reshape(-1)
-    factors = norm / pair.model.layers[0].attention_norm
+    factors = norm / pair.model.weights.layers[0].attention_norm
     exponents = factors.log2()
     assert torch.equal(exponents, exponents.round())
     assert exponents.any() == (pair.settings["dtype"] == "int8")

@@ -3,8 +3,10 @@
 import torch
 
 import specdec_kernels as sk
+from specloop.models.blueprint import int8_form
 from specloop.models.config import LlamaConfig
-from specloop.models.llama import Layer, Llama, int8_form
+from specloop.models.llama import Llama
+from specloop.models.weights import Layer, Resident
 
 CONFIG = LlamaConfig(
     layers=3, hidden=96, intermediate=160, heads=6, kv_heads=2, head_dim=16, vocab=203, context=512, rope_theta=1e4,
@@ -51,16 +53,17 @@ def build(dtype="int8", *, kv=None, tied=True, context=256, config=CONFIG, seed=
         head = packed if tied else pack(head)
         embedding = packed
         layers = [
-            Layer(**{name: pack(w) if w.dim() == 2 else w for name, w in vars(layer).items()}) for layer in layers
+            Layer(**{name: pack(w) if w.dim() == 2 else w for name, w in layer.parts().items()}) for layer in layers
         ]
-    return Llama(config, embedding, layers, norm, head, context=context, kv=kv or dtype, eos_ids=(2,), name="tiny")
+    parts = Resident(embedding, layers, norm, head)
+    return Llama(config, parts, context=context, kv=kv or dtype, eos_ids=(2,), name="tiny")
 
 
 def plain_float64(model, tokens):
     """Logits [len(tokens), vocab] of a float32 model by textbook formulas in float64."""
     c = model.config
     double = lambda t: t.double()
-    x = double(model.embedding)[torch.tensor(tokens)]
+    x = double(model.weights.embedding)[torch.tensor(tokens)]
     n, group = len(tokens), c.heads // c.kv_heads
     angle = torch.arange(n)[:, None] * c.rope_theta ** -(
         torch.arange(0, c.head_dim, 2, dtype=torch.float64) / c.head_dim
@@ -69,7 +72,7 @@ def plain_float64(model, tokens):
     rms = lambda h, w: h / (h.square().mean(-1, keepdim=True) + c.rms_eps).sqrt() * double(w)
     turn = lambda t: t * cos + torch.cat([-t[..., c.head_dim // 2 :], t[..., : c.head_dim // 2]], -1) * sin
     split = [c.heads * c.head_dim, c.kv_heads * c.head_dim, c.kv_heads * c.head_dim]
-    for layer in model.layers:
+    for layer in model.weights.layers:
         q, k, v = (
             part.unflatten(1, (-1, c.head_dim)).transpose(0, 1)
             for part in (rms(x, layer.attention_norm) @ double(layer.qkv).T).split(split, 1)
@@ -80,4 +83,4 @@ def plain_float64(model, tokens):
         x = x + (scores.softmax(-1) @ v).transpose(0, 1).flatten(1) @ double(layer.attention_out).T
         gate, up = (rms(x, layer.mlp_norm) @ double(layer.gate_up).T).chunk(2, 1)
         x = x + (torch.nn.functional.silu(gate) * up) @ double(layer.down).T
-    return rms(x, model.norm) @ double(model.head).T
+    return rms(x, model.weights.norm) @ double(model.weights.head).T

@@ -14,21 +14,20 @@ from pathlib import Path
 import specdec_kernels as sk
 
 from .balance import MOST, LayerBalance, encoded, fingerprint
-from .llama import Llama, group_size
+from .blueprint import group_size
+from .llama import Llama
 
 
 class Observed(Llama):
     """A float32 model that sums up the squares of what its matrices are multiplied with, one operation at a time."""
 
     def __init__(self, model):
-        super().__init__(
-            model.config, model.embedding, model.layers, model.norm, model.head, context=model.context, kv="f32"
-        )
-        self.squares = [dict.fromkeys(("qkv", "attention_out", "gate_up", "down"), 0) for _ in model.layers]
+        super().__init__(model.config, model.weights, context=model.context, kv="f32")
+        self.squares = [dict.fromkeys(("qkv", "attention_out", "gate_up", "down"), 0) for _ in model.weights.layers]
 
-    def _steps(self, r, pages, logits):
-        eps, h = self.config.rms_eps, r.hidden
-        for layer, kv, squares in zip(self.layers, pages.layers, self.squares, strict=True):
+    def _steps(self, r, pages, logits, blocks):
+        eps, h, weights = self.config.rms_eps, r.hidden, self.weights
+        for layer, kv, squares in zip(weights.layers, pages.layers, self.squares, strict=True):
 
             def product(name, x, layer=layer, squares=squares):
                 squares[name] += x.double().square().sum(0)
@@ -40,7 +39,7 @@ class Observed(Llama):
             gate_up = product("gate_up", sk.rms_norm(h, layer.mlp_norm, eps))
             h = h + product("down", sk.silu_mul(gate_up))
         if logits is not None:
-            logits.copy_(sk.linear_f32(sk.rms_norm(h[-len(logits) :], self.norm, eps), self.head))
+            logits.copy_(sk.linear_f32(sk.rms_norm(h[-len(logits) :], weights.norm, eps), weights.head))
 
 
 def calibrate(model, texts):
@@ -49,7 +48,7 @@ def calibrate(model, texts):
     for ids in texts:
         observed.forward(ids, observed.new_cache(len(ids)), last=0)
     layers = []
-    for layer, squares in zip(model.layers, observed.squares, strict=True):
+    for layer, squares in zip(model.weights.layers, observed.squares, strict=True):
         exponents = {name: _exponents(squares[name], getattr(layer, name)) for name in squares}
         # A column of v feeds one column per query head of its group; they share the mean.
         shared = exponents.pop("attention_out").view(config.kv_heads, -1, config.head_dim).mean(1).flatten()
@@ -80,7 +79,8 @@ def main():
         for entry in load_prompts([category])[2:]:
             answer = pair.generate(entry["prompt"], draft="none", max_new_tokens=40)
             texts.append(pair.encode(entry["prompt"], check_request()) + answer.tokens)
-    norms = [norm for layer in model.layers for norm in (layer.attention_norm, layer.mlp_norm)] + [model.norm]
+    weights = model.weights
+    norms = [norm for layer in weights.layers for norm in (layer.attention_norm, layer.mlp_norm)] + [weights.norm]
     entry = {"name": "SmolLM2-135M-Instruct", "layers": [encoded(layer) for layer in calibrate(model, texts)]}
     options.out.write_text(json.dumps({fingerprint(norms): entry}, indent=1) + "\n", encoding="ascii")
     print(f"wrote {options.out} from {sum(map(len, texts))} tokens of {len(texts)} answers")

@@ -6,7 +6,7 @@ buffers that are reused but never shared between rows. Activations are float32 b
 them in groups inside the kernels (contract, int8).
 """
 
-from dataclasses import dataclass
+import functools
 
 import torch
 
@@ -14,21 +14,10 @@ import specdec_kernels as sk
 
 from .cache import KVCache, Pages
 from .config import LlamaConfig
+from .weights import Head
 
 CHUNK = 128  # rows per pass while reading a prompt: enough to reuse each weight block, small enough to stay in cache
 REPEATED = 16  # passes of at most this many rows come back every round: they are recorded once and run again
-
-
-@dataclass
-class Layer:
-    """Weights of one block: ``Int8Weight`` or float32 [N, K] matrices, float32 norms."""
-
-    attention_norm: torch.Tensor
-    qkv: object
-    attention_out: object
-    mlp_norm: torch.Tensor
-    gate_up: object
-    down: object
 
 
 class Rows:
@@ -49,6 +38,7 @@ class Rows:
         self.attended_heads = self.attended.unflatten(1, (-1, c.head_dim))
         self.mixed = buffers.mixed[:n]
         self.delta = buffers.delta[:n]
+        self.normed = buffers.mixed[:n]  # in front of the head, where nothing is left to mix
 
 
 class Buffers:
@@ -66,41 +56,25 @@ class Buffers:
         self.delta = empty(c.hidden)  # what the feed-forward half adds to it
 
 
-def group_size(width):
-    """Elements that share a scale: the largest divisor of ``width`` that is a multiple of 16 and at most 64.
-
-    Measured on SmolLM2-135M against its float32 self (426 teacher-forced tokens of six greedy answers): groups of 64
-    agree on 97 % of the argmaxes, of 192 and 256 on 94 %, and cost 4 % more bytes. ``width`` where nothing divides it.
-    """
-    return next((g for g in range(64, 0, -16) if width % g == 0), width)
-
-
-def int8_form(width):
-    """(group size, whether groups are rotated) of int8 rows of ``width`` weights."""
-    group = group_size(width)
-    return group, group & (group - 1) == 0  # a rotation needs a power of two
-
-
 def linear(x, weight, out):
     return (sk.linear_int8 if isinstance(weight, sk.Int8Weight) else sk.linear_f32)(x, weight, out=out)
 
 
 class Llama:
-    """``embedding`` is [vocab, hidden]; ``head`` is the same object where they are tied. ``kv``: see ``KVCache``."""
+    """``weights``: Resident or Streamed (weights.py). ``kv``: see ``KVCache``. ``rows``: most rows of one pass."""
 
-    def __init__(
-        self, config: LlamaConfig, embedding, layers, norm, head, *, context, kv="int8", eos_ids=(), name="llama"
-    ):
+    def __init__(self, config: LlamaConfig, weights, *, context, kv="int8", eos_ids=(), name="llama", rows=CHUNK):
         self.config = config
+        self.weights = weights
         self.name = name
         self.context = min(context, config.context)
         self.kv = kv
         self._rotated_keys = kv == "int8" and config.head_dim & (config.head_dim - 1) == 0
         self.vocab_size = config.vocab
         self.eos_ids = frozenset(eos_ids)
-        self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
-        self.device, self.device_type = norm.device, norm.device.type
-        self._buffers = Buffers(config, CHUNK, self.device)
+        self.device, self.device_type = weights.device, weights.device.type
+        self._chunk = rows
+        self._buffers = Buffers(config, rows, self.device)
         self._rows = {}
         self._spare = []  # pages of a cache that is gone, with the passes captured on them
         self._logits = torch.empty(REPEATED, config.vocab, device=self.device)
@@ -113,18 +87,14 @@ class Llama:
         """The same model on ``device``; itself if it is there already."""
         if torch.empty(0, device=device).device == self.device:
             return self
-        matrices = {id(m): m.to(device) for m in (self.embedding, self.head)}  # one, if they are tied
-        layers = [Layer(**{name: part.to(device) for name, part in vars(layer).items()}) for layer in self.layers]
         return Llama(
             self.config,
-            matrices[id(self.embedding)],
-            layers,
-            self.norm.to(device),
-            matrices[id(self.head)],
+            self.weights.to(device),
             context=self.context,
             kv=self.kv,
             eos_ids=self.eos_ids,
             name=self.name,
+            rows=self._chunk,
         )
 
     def new_cache(self, capacity=None):
@@ -155,8 +125,8 @@ class Llama:
         ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
         logits = self._logits[:last] if last <= REPEATED else self._logits.new_empty(last, self.vocab_size)
         first = n - last  # the first position whose logits are wanted
-        for start in range(0, n, CHUNK):
-            stop = min(start + CHUNK, n)
+        for start in range(0, n, self._chunk):
+            stop = min(start + self._chunk, n)
             wanted = logits[max(start, first) - first : stop - first] if stop > first else None
             self._pass(ids[start:stop], stop - start, cache, wanted)
         return logits
@@ -168,48 +138,59 @@ class Llama:
         r.rotary.copy_(self._rotary[start : start + n])
         r.slots.copy_(self._slots[start : start + n])
         pages.lengths.fill_(start + n)
-        self._embed(ids, r.hidden)
-        if n > REPEATED:
-            self._steps(r, pages, logits)
-        else:
+        self.weights.embed(ids, r.hidden)
+        if n <= REPEATED:
             self._rows[n] = r
-            key = n, 0 if logits is None else logits.shape[0], torch.get_num_threads(), sk.forced_backend()
-            again = pages.passes.get(key)
+        context = n, 0 if logits is None else logits.shape[0], torch.get_num_threads(), sk.forced_backend()
+        for key, blocks in self.weights.pieces(logits is not None):
+            again = pages.passes.get((context, key)) if n <= REPEATED and key is not None else None
             if again is not None:
                 again()
+                continue
+            steps = functools.partial(self._steps, r, pages, logits, blocks)
+            if n > REPEATED or key is None:
+                steps()
             else:
-                pages.passes[key] = sk.capture(lambda: self._steps(r, pages, logits), self.device)
+                pages.passes[context, key] = sk.capture(steps, self.device)
         cache.length += n
 
-    def _steps(self, r, pages, logits):
-        """Four calls per layer and one for the head."""
-        eps, add = self.config.rms_eps, {"residual": r.hidden, "residual_out": r.hidden}
-        x, before = r.hidden, {}  # the first layer has nothing to add
-        for layer, kv in zip(self.layers, pages.layers, strict=True):
-            sk.rms_norm_linear(x, layer.attention_norm, eps, layer.qkv, out=r.qkv, **before)
-            sk.rope_attend(
-                r.q, r.k, r.v, r.cos, r.sin, *kv, r.slots, pages.table, pages.lengths,
-                hadamard=self._rotated_keys, out=r.attended_heads,
-            )  # fmt: skip
-            linear(r.attended, layer.attention_out, out=r.mixed)
-            sk.gated_mlp(r.mixed, layer.mlp_norm, eps, layer.gate_up, layer.down, out=r.delta, **add)
-            x, before = r.delta, add
-        if logits is not None:
-            last = slice(r.hidden.shape[0] - logits.shape[0], None)
-            hidden = r.hidden[last]
-            sk.rms_norm_linear(
-                r.delta[last], self.norm, eps, self.head, residual=hidden, residual_out=hidden, out=logits
-            )
+    def _steps(self, r, pages, logits, blocks):
+        for index, block in blocks:
+            if isinstance(block, Head):
+                self._head(r, logits, block)
+            else:
+                self._layer(r, pages, index, block)
 
-    def _embed(self, ids, out):
-        if isinstance(self.embedding, sk.Int8Weight):
-            self.embedding.rows(ids, out=out)
-        else:
-            torch.index_select(self.embedding, 0, ids, out=out)
+    def _layer(self, r, pages, index, layer):
+        """Four calls."""
+        eps, add = self.config.rms_eps, {"residual": r.hidden, "residual_out": r.hidden}
+        x, before = (r.delta, add) if index else (r.hidden, {})  # the first layer has nothing to add
+        sk.rms_norm_linear(x, layer.attention_norm, eps, layer.qkv, bias=layer.qkv_bias, out=r.qkv, **before)
+        sk.rope_attend(
+            r.q, r.k, r.v, r.cos, r.sin, *pages.layers[index], r.slots, pages.table, pages.lengths,
+            hadamard=self._rotated_keys, out=r.attended_heads,
+        )  # fmt: skip
+        linear(r.attended, layer.attention_out, out=r.mixed)
+        sk.gated_mlp(r.mixed, layer.mlp_norm, eps, layer.gate_up, layer.down, out=r.delta, **add)
+
+    def _head(self, r, logits, head):
+        """Logits of the last rows: one call for a whole head, the norm and one call per part for one in parts."""
+        eps, last = self.config.rms_eps, slice(r.hidden.shape[0] - logits.shape[0], None)
+        hidden = r.hidden[last]
+        add = {"residual": hidden, "residual_out": hidden}
+        out = logits[:, head.start : head.stop]
+        if head.norm is not None and out.shape[1] == self.vocab_size:
+            sk.rms_norm_linear(r.delta[last], head.norm, eps, head.weight, out=out, **add)
+            return
+        if head.norm is not None:
+            sk.rms_norm(r.delta[last], head.norm, eps, out=r.normed[last], **add)
+        linear(r.normed[last], head.weight, out=out)
+
+    def close(self):
+        """Gives back files and threads that the weights hold; the model can't be used any more."""
+        self.weights.close()
 
     @property
     def nbytes(self):
-        """Bytes of weights (a tied head counted once)."""
-        matrices = {id(m): m for m in (self.embedding, self.head)}.values()
-        parts = [m for layer in self.layers for m in vars(layer).values()]
-        return sum(m.nbytes for m in (*matrices, *parts, self.norm))
+        """Bytes of weights in memory (a tied head counted once)."""
+        return self.weights.nbytes

@@ -1,0 +1,120 @@
+"""A model's weights as a pass over them sees them: blocks in order, in memory or as they come from a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+
+import specdec_kernels as sk
+
+
+@dataclass
+class Layer:
+    """Weights of one block: ``Int8Weight``, float32 or bfloat16 [N, K] matrices, float32 vectors."""
+
+    attention_norm: torch.Tensor
+    qkv: object
+    attention_out: object
+    mlp_norm: torch.Tensor
+    gate_up: object
+    down: object
+    qkv_bias: torch.Tensor | None = None
+    q_norm: torch.Tensor | None = None  # [head_dim]
+    k_norm: torch.Tensor | None = None
+
+    def parts(self):
+        """What it holds, by name."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self))
+        return {name: part for name, part in named if part is not None}
+
+
+class Head(NamedTuple):
+    """Rows ``start`` to ``stop`` of the head. The first part of a head has the norm in front of it, the others None."""
+
+    start: int
+    stop: int
+    weight: object
+    norm: torch.Tensor | None
+
+
+class Resident:
+    """All weights in memory. ``embedding`` is [vocab, hidden]; ``head`` is the same object where they are tied."""
+
+    def __init__(self, embedding, layers, norm, head):
+        self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
+        self.device = norm.device
+        self.nbytes = sum(part.nbytes for part in self._unique())
+        self._body = tuple(enumerate(layers))
+        self._whole = (*self._body, (len(layers), Head(0, head.shape[0], head, norm)))
+
+    def _unique(self):
+        matrices = {id(m): m for m in (self.embedding, self.head)}.values()  # one, if they are tied
+        return [*matrices, *(part for layer in self.layers for part in layer.parts().values()), self.norm]
+
+    def pieces(self, with_head):
+        """(key, blocks) in the order of a pass: blocks that are there together, as (index, Layer or Head) pairs.
+
+        Where there is a key, blocks under that key are always the same memory, so what is done with them can be
+        captured. A piece is valid until the next one is asked for. ``with_head`` False: the layers only.
+        """
+        yield ("all", with_head), self._whole if with_head else self._body
+
+    def embed(self, ids, out):
+        """The float32 rows ``ids`` (int64 [n]) of the embedding."""
+        if isinstance(self.embedding, sk.Int8Weight):
+            self.embedding.rows(ids, out=out)
+        elif self.embedding.dtype is torch.float32:
+            torch.index_select(self.embedding, 0, ids, out=out)
+        else:
+            out.copy_(self.embedding[ids])
+
+    def to(self, device):
+        matrices = {id(m): m.to(device) for m in (self.embedding, self.head)}
+        layers = [Layer(**{name: part.to(device) for name, part in layer.parts().items()}) for layer in self.layers]
+        return Resident(matrices[id(self.embedding)], layers, self.norm.to(device), matrices[id(self.head)])
+
+    def close(self):
+        pass
+
+
+class Streamed:
+    """Weights of an open :class:`specdec_kernels.stream.WeightStream`, which it closes in the end."""
+
+    def __init__(self, stream, layers, device="cpu"):
+        self.stream, self.device = stream, torch.device(device)
+        self._layers = layers
+        self._body = [index for index in stream.pack.order if self._is_layer(index)]
+        self._heads = {}  # block index -> (start, stop)
+        start = 0
+        for block, part in stream.pack.matrices["head"]:
+            index = block if isinstance(block, int) else stream.pack.block(block).index
+            rows = stream.pack.blocks[index].parts[part].shape[0]
+            self._heads[index] = start, start + rows
+            start += rows
+
+    def _is_layer(self, index):
+        return self.stream.pack.blocks[index].name.startswith("layer.")
+
+    @property
+    def nbytes(self):
+        return self.stream.stats.resident_bytes
+
+    def pieces(self, with_head):
+        for block in self.stream.blocks(None if with_head else self._body):
+            key = ("block", block.index) if block.slot is None else None
+            if block.index in self._heads:
+                part = Head(*self._heads[block.index], block.tensors["weight"], block.tensors.get("norm"))
+            else:
+                part = Layer(**block.tensors)
+            yield key, ((block.index, part),)
+
+    def embed(self, ids, out):
+        self.stream.rows("embedding", ids, out)
+
+    def to(self, device):
+        raise ValueError(f"device: expected {self.device}, where these weights stream to, got {device}")
+
+    def close(self):
+        self.stream.close()
