@@ -47,7 +47,7 @@ def measure(model, rows, past, rounds):
     for _ in range(3):
         model.forward(ids[past:], cache, last=rows)
         cache.truncate(past)
-    key = (rows, rows, torch.get_num_threads(), None), ("all", True)
+    key = rows, rows, torch.get_num_threads(), None, ("all", True)
     passes, program = cache.pages.passes, cache.pages.passes[key].__self__.program
     whole, python, calls = [], [], []
     for _ in range(rounds):

@@ -143,7 +143,7 @@ class Llama:
             self._rows[n] = r
         context = n, 0 if logits is None else logits.shape[0], torch.get_num_threads(), sk.forced_backend()
         for key, blocks in self.weights.pieces(logits is not None):
-            again = pages.passes.get((context, key)) if n <= REPEATED and key is not None else None
+            again = pages.passes.get((*context, key)) if n <= REPEATED and key is not None else None
             if again is not None:
                 again()
                 continue
@@ -151,7 +151,7 @@ class Llama:
             if n > REPEATED or key is None:
                 steps()
             else:
-                pages.passes[context, key] = sk.capture(steps, self.device)
+                pages.passes[(*context, key)] = sk.capture(steps, self.device)
         cache.length += n
 
     def _steps(self, r, pages, logits, blocks):
