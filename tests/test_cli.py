@@ -157,6 +157,15 @@ def test_a_malformed_model_file(tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's own handler, also where these tests run in the background of a shell, which ignores the signal."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_ends_the_text_and_exits_130(command, monkeypatch):
     pair = scripted_pair([1, 2] * 100)
     forward = pair.model.forward
@@ -175,6 +184,7 @@ def test_ctrl_c_ends_the_text_and_exits_130(command, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_loading(command, monkeypatch):
     def load(*args, **kwargs):
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
