@@ -99,11 +99,10 @@ def test_the_prompt_may_come_from_stdin(command, monkeypatch):
 
 
 def test_load_options_arrive(command):
-    options = "--model x.gguf --dtype f32 --kv f16 --context 99 --threads 1"
+    options = "--model x.gguf --dtype f32 --kv f16 --context 99 --threads 1 --memory-budget 90MB"
     command("generate", "a", *options.split())
-    assert command.loaded == [
-        ("x.gguf", {"dtype": "f32", "context": 99, "threads": 1, "kv": "f16", "device": "auto"})
-    ]  # fmt: skip
+    expected = {"dtype": "f32", "context": 99, "threads": 1, "kv": "f16", "device": "auto", "memory_budget": "90MB"}
+    assert command.loaded == [("x.gguf", expected)]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,6 @@ def test_load_options_arrive(command):
         ["generate", "a", "--max-new-tokens", "-3"],
         ["generate", "a", "--rule", "block"],
         ["generate", "a", "--draft", "some/dir"],
-        ["generate", "a", "--memory-budget", "120MB"],
         ["generate", "a", "--theta", "0.3"],
         ["generate", ""],
         ["generate", "a" * 512],

@@ -259,7 +259,7 @@ def test_unknown_options_are_not_swallowed():
         {"context": "long"},
         {"threads": 0},
         {"threads": 100_000},
-        {"memory_budget": "120MB"},
+        {"memory_budget": 1.5},
         {"kv": "bf16"},
         {"device": "tpu"},
         {"draft": "x"},

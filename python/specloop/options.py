@@ -11,7 +11,7 @@ from .errors import OptionError
 from .stops import check_stops
 
 DRAFTS = ("auto", "lookup", "none")
-DTYPES = ("int8", "f32")
+DTYPES = ("int8", "bf16", "f32")
 CACHES = ("int8", "f16", "f32")
 MOST_DRAFTS = 64
 MOST_THREADS = 256  # the system has an end, too, and OpenMP crashes where it is reached
@@ -103,8 +103,8 @@ def check_load(dtype, context, threads, memory_budget, kv, device) -> None:
     _integer("context", context, 2)
     if threads is not None:
         _integer("threads", threads, 1, MOST_THREADS)
-    if memory_budget is not None:
-        raise OptionError(f"memory_budget: expected None, got {memory_budget!r} ({_LATER})")
+    if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, int | str)):
+        raise OptionError(f"memory_budget: expected bytes or a string like '120MB', got {memory_budget!r}")
     if kv not in CACHES:
         raise OptionError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
     if device not in DEVICES:

@@ -27,10 +27,13 @@ def load(
 ) -> Pair:
     """Starts to load a model in the background and returns at once.
 
-    ``target``: "smollm2" or the path of a GGUF. ``draft``: "auto", "lookup", "none". ``k``: "auto" (by measured cost
-    and acceptance) or a number of drafts per round. ``kv``: what the cache holds, "int8", "f16" or "f32". ``device``:
-    "cpu", "cuda" (AMD's GPUs, too), or "auto". ``progress(fraction)`` is called from the loading thread. Raises
-    OptionError here; what is wrong with the model or the device comes out of ``Pair.ready()`` or the first use.
+    ``target``: "smollm2" or the path of a GGUF, a pack, or a folder as Hugging Face has them. ``draft``: "auto",
+    "lookup", "none". ``k``: "auto" (by measured cost and acceptance) or a number of drafts per round. ``kv``: what the
+    cache holds, "int8", "f16" or "f32". ``device``: "cpu", "cuda" (AMD's GPUs, too), or "auto". ``memory_budget``:
+    bytes, or "120MB" (10^6) or "120MiB" (2^20), for weights, cache, workspace and logits together; weights beyond it
+    are read from a file in every pass.
+    ``progress(fraction)`` is called from the loading thread. Raises OptionError here; what is wrong with the model,
+    the budget or the device comes out of ``Pair.ready()`` or the first use.
     """
     named = {name: value for name, value in (("draft", draft), ("k", k)) if value != "auto"}
     named = resolve_aliases(named | aliases)
@@ -46,10 +49,11 @@ def load(
             import torch
 
             torch.set_num_threads(threads)
-        return load_model(target, dtype=dtype, kv=kv, context=context, device=device, progress=progress)
+        options = {"dtype": dtype, "kv": kv, "context": context, "device": device, "memory_budget": memory_budget}
+        return load_model(target, progress=progress, **options)
 
     settings = {"model": str(target), "dtype": dtype, "context": context, "kv": kv}
-    settings |= {"device": device, "threads": threads}
+    settings |= {"device": device, "threads": threads, "memory_budget": memory_budget}
     return Pair(parts, draft=draft, k=k, settings=settings, warm_up=True)
 
 

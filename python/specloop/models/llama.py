@@ -186,6 +186,11 @@ class Llama:
             sk.rms_norm(r.delta[last], head.norm, eps, out=r.normed[last], **add)
         linear(r.normed[last], head.weight, out=out)
 
+    @property
+    def streams(self):
+        """Whether a pass reads weights from a file."""
+        return self.weights.streams
+
     def close(self):
         """Gives back files and threads that the weights hold; the model can't be used any more."""
         self.weights.close()

@@ -9,6 +9,8 @@ import torch
 
 import specdec_kernels as sk
 
+from ..errors import translated
+
 
 @dataclass
 class Layer:
@@ -41,6 +43,8 @@ class Head(NamedTuple):
 
 class Resident:
     """All weights in memory. ``embedding`` is [vocab, hidden]; ``head`` is the same object where they are tied."""
+
+    streams = False
 
     def __init__(self, embedding, layers, norm, head):
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
@@ -80,41 +84,53 @@ class Resident:
 
 
 class Streamed:
-    """Weights of an open :class:`specdec_kernels.stream.WeightStream`, which it closes in the end."""
+    """Weights of an open :class:`specdec_kernels.stream.WeightStream`, which it closes in the end.
 
-    def __init__(self, stream, layers, device="cpu"):
+    The blocks are named as ``specloop.convert`` names them: "layer.0", "layer.1", ..., "head.0", ...
+    """
+
+    def __init__(self, stream, device="cpu"):
         self.stream, self.device = stream, torch.device(device)
-        self._layers = layers
-        self._body = [index for index in stream.pack.order if self._is_layer(index)]
-        self._heads = {}  # block index -> (start, stop)
-        start = 0
-        for block, part in stream.pack.matrices["head"]:
-            index = block if isinstance(block, int) else stream.pack.block(block).index
-            rows = stream.pack.blocks[index].parts[part].shape[0]
-            self._heads[index] = start, start + rows
-            start += rows
+        pack = stream.pack
+        self._layers = {index: int(name[6:]) for index, name in self._named(pack, "layer.")}
+        self._body = [index for index in pack.order if index in self._layers]
+        self._heads, start = {}, 0  # block index -> (start, stop)
+        for block, part in pack.matrices["head"]:
+            stop = start + pack.blocks[block].parts[part].shape[0]
+            self._heads[block] = start, stop
+            start = stop
 
-    def _is_layer(self, index):
-        return self.stream.pack.blocks[index].name.startswith("layer.")
+    @staticmethod
+    def _named(pack, prefix):
+        return [(index, pack.blocks[index].name) for index in pack.order if pack.blocks[index].name.startswith(prefix)]
+
+    @property
+    def streams(self):
+        return self.stream.stats.active
 
     @property
     def nbytes(self):
         return self.stream.stats.resident_bytes
 
     def pieces(self, with_head):
-        for block in self.stream.blocks(None if with_head else self._body):
-            key = ("block", block.index) if block.slot is None else None
-            if block.index in self._heads:
-                part = Head(*self._heads[block.index], block.tensors["weight"], block.tensors.get("norm"))
-            else:
-                part = Layer(**block.tensors)
-            yield key, ((block.index, part),)
+        """As Resident's. Blocks in slots come one by one and without a key: another time they lie elsewhere."""
+        with translated():
+            for block in self.stream.blocks(None if with_head else self._body):
+                key = ("block", block.index) if block.slot is None else None
+                if block.index in self._heads:
+                    tensors = block.tensors
+                    yield key, ((block.index, Head(*self._heads[block.index], tensors["weight"], tensors.get("norm"))),)
+                else:
+                    yield key, ((self._layers[block.index], Layer(**block.tensors)),)
 
     def embed(self, ids, out):
-        self.stream.rows("embedding", ids, out)
+        with translated():
+            self.stream.rows("embedding", ids, out)
 
     def to(self, device):
-        raise ValueError(f"device: expected {self.device}, where these weights stream to, got {device}")
+        if torch.device(device) != self.device:
+            raise ValueError(f"device: expected {self.device}, where these weights stream to, got {device}")
+        return self
 
     def close(self):
         self.stream.close()
