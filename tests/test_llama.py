@@ -149,7 +149,7 @@ GOOD = {
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"general.architecture": "mamba"}, "general.architecture: expected llama, got 'mamba'"),
+        ({"general.architecture": "mamba"}, "general.architecture: expected llama, qwen2 or qwen3, got 'mamba'"),
         ({"general.architecture": None}, "general.architecture"),
         ({"llama.block_count": "two"}, "llama.block_count: expected a number"),
         ({"llama.block_count": 2.5}, "llama.block_count: expected an integer"),
@@ -158,7 +158,9 @@ GOOD = {
         ({"llama.attention.head_count": 0}, "divisor of 64"),
         ({"llama.attention.head_count_kv": 3}, "multiple of kv_heads"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count"),
-        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.type"),
+        ({"llama.rope.scaling.type": "longrope"}, "rope.scaling.type"),
+        ({"llama.rope.scaling.type": "yarn"}, "rope.scaling.original_context_length"),
+        ({"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": -1.0}, "factor: expected a positive"),
     ],
 )
 def test_metadata_that_can_not_be_served(change, message):

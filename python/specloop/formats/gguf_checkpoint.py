@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+from dataclasses import replace
 
 from ..errors import ModelError
 from ..models.config import LlamaConfig
@@ -34,7 +35,7 @@ class GGUFCheckpoint:
         try:
             metadata = self._file.metadata
             self._tokenizer = Tokenizer.from_gguf(metadata)
-            self.config = LlamaConfig.from_gguf(metadata, self._tokenizer.vocab_size)
+            self.config = self._told_by_tensors(LlamaConfig.from_gguf(metadata, self._tokenizer.vocab_size))
             self.chat_template = metadata.get("tokenizer.chat_template")
             # llama's q and k have rotary pairs next to each other, as llama.cpp rotates them; others' have not.
             self._paired = metadata.get("general.architecture") == "llama"
@@ -42,6 +43,14 @@ class GGUFCheckpoint:
         except BaseException:
             self._file.close()
             raise
+
+    def _told_by_tensors(self, config):
+        """What the metadata leave open: ties, biases that a llama may have, and Llama 3.1's rotary factors."""
+        tensors, scaling = self._file.tensors, config.rope_scaling
+        if "rope_freqs.weight" in tensors:
+            scaling = {"rope_type": "factors", "factors": self._file.read("rope_freqs.weight").flatten().tolist()}
+        biased = config.qkv_bias or "blk.0.attn_q.bias" in tensors
+        return replace(config, tied="output.weight" not in tensors, qkv_bias=biased, rope_scaling=scaling)
 
     def __enter__(self):
         return self

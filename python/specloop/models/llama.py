@@ -12,6 +12,7 @@ import torch
 
 import specdec_kernels as sk
 
+from . import rope
 from .cache import KVCache, Pages
 from .config import LlamaConfig
 from .weights import Head
@@ -34,6 +35,13 @@ class Rows:
         self.q, self.k, self.v = (
             part.unflatten(1, (-1, c.head_dim)) for part in self.qkv.split([attention, kv, kv], 1)
         )
+        self.norms_of_heads = ()
+        if c.qk_norm:
+            whole, normed = (self.q, self.k), (buffers.q_normed[:n], buffers.k_normed[:n])
+            self.q, self.k = (heads.unflatten(1, (-1, c.head_dim)) for heads in normed)
+            # Heads of one token lie side by side, as do tokens of one head: what takes fewer calls.
+            pairs = lambda x, out: list(zip(*(t.unbind(int(n > t.shape[1])) for t in (x, out)), strict=True))
+            self.norms_of_heads = pairs(whole[0], self.q), pairs(whole[1], self.k)
         self.attended = buffers.attended[:n]
         self.attended_heads = self.attended.unflatten(1, (-1, c.head_dim))
         self.mixed = buffers.mixed[:n]
@@ -51,6 +59,8 @@ class Buffers:
         self.slots = torch.empty(rows, dtype=torch.int64, device=device)
         self.hidden = empty(c.hidden)  # the residual stream
         self.qkv = empty((c.heads + 2 * c.kv_heads) * c.head_dim)
+        if c.qk_norm:
+            self.q_normed, self.k_normed = empty(c.heads * c.head_dim), empty(c.kv_heads * c.head_dim)
         self.attended = empty(c.heads * c.head_dim)
         self.mixed = empty(c.hidden)  # what the attention adds to the stream
         self.delta = empty(c.hidden)  # what the feed-forward half adds to it
@@ -78,9 +88,7 @@ class Llama:
         self._rows = {}
         self._spare = []  # pages of a cache that is gone, with the passes captured on them
         self._logits = torch.empty(REPEATED, config.vocab, device=self.device)
-        frequency = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, dtype=torch.float64) / config.head_dim)
-        angle = torch.arange(self.context, dtype=torch.float64)[:, None] * frequency
-        self._rotary = torch.cat([angle.cos(), angle.sin()], 1).float().to(self.device)
+        self._rotary = rope.table(config, self.context).to(self.device)
         self._slots = torch.arange(self.context, dtype=torch.int64, device=self.device)
 
     def to(self, device):
@@ -166,6 +174,9 @@ class Llama:
         eps, add = self.config.rms_eps, {"residual": r.hidden, "residual_out": r.hidden}
         x, before = (r.delta, add) if index else (r.hidden, {})  # the first layer has nothing to add
         sk.rms_norm_linear(x, layer.attention_norm, eps, layer.qkv, bias=layer.qkv_bias, out=r.qkv, **before)
+        for norm, heads in zip((layer.q_norm, layer.k_norm), r.norms_of_heads, strict=False):
+            for values, normed in heads:
+                sk.rms_norm(values, norm, eps, out=normed)
         sk.rope_attend(
             r.q, r.k, r.v, r.cos, r.sin, *pages.layers[index], r.slots, pages.table, pages.lengths,
             hadamard=self._rotated_keys, out=r.attended_heads,
