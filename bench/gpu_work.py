@@ -130,6 +130,21 @@ def linear_work(gpu, n, k, rows):
         yield Work("linear_int8", f"{n}x{k} M={m} bf16", count, total, ours, others, near)
 
 
+def expand_work(gpu, n, k, group=64):
+    """As the model stores it: groups of 64, rotated. The rival has no rotation and its codes in ordinary order."""
+    w = torch.randn(n, k)
+    packed = sk.pack_int8(w, group_size=group, rotate=True)
+    count, (codes, scales), size = copies_of(gpu, packed.codes, packed.scale)
+    weights = [sk.Int8Weight(n, k, group, *pair, True) for pair in zip(codes, scales, strict=True)]
+    rows = sk.pack_int8(w, group_size=group).unpack()
+    _, plain, _ = copies_of(gpu, rows[0].view(n, -1, group), rows[1].unsqueeze(-1))
+    out, want = torch.empty(n, k, dtype=BF16, device=gpu.device), packed.dequantize().to(BF16)
+    eager = {"eager, not rotated": lambda i: (plain[0][i % len(plain[0])] * plain[1][i % len(plain[1])]).to(BF16)}
+    ours = lambda i: sk.expand(weights[i], out=out)
+    same = lambda y: torch.equal(y.cpu(), want)
+    yield Work("expand", f"{n}x{k} rotated bf16", count, size + out.nbytes, ours, eager, same)
+
+
 def attend_work(gpu, requests, keys, rows):
     """32 query heads on 8 kv heads of 128, pages of 16 in any order; the rival gets its keys side by side in bf16."""
     heads, kv_heads, dim, page = 32, 8, 128, 16
@@ -170,11 +185,13 @@ def everything(gpu):
         yield from sample_work(gpu, 2, 1000, F32)
         yield from quantize_work(gpu, 8, 256, BF16)
         yield from linear_work(gpu, 64, 256, (1, 32))
+        yield from expand_work(gpu, 64, 256)
         yield from attend_work(gpu, 2, 64, 5)
         return
     yield from Drafted(gpu, 8, 151_936, BF16).work()
     yield from quantize_work(gpu, 4096, 8192, BF16)
     yield from linear_work(gpu, 4096, 4096, (1, 4, 8, 16, 32))
+    yield from expand_work(gpu, 4096, 4096)
     yield from attend_work(gpu, 8, 4096, 5)
     yield from sample_work(gpu, 8, 151_936, BF16)
     for requests in (1, 64):

@@ -14,6 +14,7 @@ from .norms import layer_norm, layer_norm_quantize_int8, rms_norm, rms_norm_quan
 from .quantize import dequantize_int8, quantize_int8
 
 # linear family
+from .expand import expand
 from .large_pages import LargePages
 from .linear import Int8Weight, linear_f32, linear_int8, pack_int8
 

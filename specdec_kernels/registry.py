@@ -29,6 +29,7 @@ OPERATIONS = (
     "gelu_mul",
     "pack_int8",
     "rows_int8",
+    "expand",
     "linear_int8",
     "linear_f32",
     "rope_write_kv_int8",

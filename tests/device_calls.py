@@ -189,6 +189,15 @@ def rows_int8(number):
     return rows_int8, (torch.randint(0, n, (rng.choice([0, 1, 9]),), generator=generator), weight), {}
 
 
+def expand(number):
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    n, dtype = rng.choice([1, 16, 37]), rng.choice(FLOATS)
+    k, group = rng.choice([(1, 1), (46, 23), (96, 32), (320, 64), (128, 128), (576, 576), (2048, 1024)])
+    rotate = group & (group - 1) == 0 and rng.random() < 0.5
+    weight = sk.pack_int8(torch.randn(n, k, generator=generator), group_size=group, rotate=rotate)
+    return sk.expand, (weight,), {"dtype": dtype}
+
+
 MAKERS = {
     f.__name__: f
     for f in (
@@ -201,6 +210,7 @@ MAKERS = {
         rope_write_kv_int8,
         attend_int8,
         rows_int8,
+        expand,
     )
 }
 NORMS = ("rms_norm", "rms_norm_quantize_int8", "layer_norm", "layer_norm_quantize_int8")

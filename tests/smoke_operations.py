@@ -76,6 +76,8 @@ def linear_int8():
         weight = sk.pack_int8(floats(n, k, hostile=False), group_size=group, rotate=rotate)
         weight.unpack()
         weight.rows(torch.tensor([0, n - 1, 0]))
+        for dtype in FLOATS:
+            sk.expand(weight, dtype=dtype)
         for rows in (0, 1, 2, 3, 5, 9, 17):
             for dtype in FLOATS:
                 sk.linear_int8(floats(rows, k, dtype=dtype), weight, floats(n))
@@ -217,6 +219,7 @@ CALLS = {
     "gelu_mul_quantize_int8": gates,
     "pack_int8": linear_int8,
     "rows_int8": linear_int8,
+    "expand": linear_int8,
     "linear_int8": linear_int8,
     "linear_f32": linear_f32,
     "rope_write_kv_int8": attention,

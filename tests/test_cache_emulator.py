@@ -129,3 +129,60 @@ def test_ids_outside_give_nan(one):
         out = torch.zeros(4, 8)
         emulator.operations()["rows_int8"](torch.tensor([-1, 15, 16, 2**62]), weight, out)
         assert out[[0, 2, 3]].isnan().all() and torch.equal(out[1], on_reference(weight.rows, torch.tensor([15]))[0])
+
+
+# ---- a packed matrix as floats ---------------------------------------------------------------------------------------
+
+
+# Groups as long as a lane's values, as eight lanes', as the block's memory; odd ones; units beyond a block's tile.
+@pytest.mark.parametrize(
+    ("n", "k", "group", "rotate"),
+    [
+        (1, 1, 1, False),
+        (37, 46, 23, False),
+        (16, 13, None, False),
+        (17, 700, None, False),
+        (5, 4096, 4, False),
+        (17, 8, 1, True),
+        (3, 6, 2, True),
+        (20, 600, 8, True),
+        (33, 96, 32, True),
+        (40, 576, 64, True),
+        (18, 256, 128, True),
+        (5, 8192, 4096, True),
+    ],
+)
+def test_expand(emulated, n, k, group, rotate):
+    weight = sk.pack_int8(randn(n, k), group_size=group, rotate=rotate)
+    for dtype in FLOATS:
+        want = weight.dequantize().to(dtype)
+        same([sk.expand(weight, dtype=dtype)], [want])
+        wide = torch.full((n, k + 3), 7.0).to(dtype)
+        sk.expand(weight, dtype=dtype, out=wide[:, 2:-1])
+        assert torch.equal(wide[:, 2:-1], want) and (wide[:, [0, 1, -1]] == 7).all()
+
+
+@pytest.mark.parametrize("at", ["start", "end"])
+def test_expand_touches_nothing_beside_its_tensors(one, at):
+    for n, k, group, rotate in ((37, 46, 23, False), (35, 192, 64, True), (19, 256, 256, True), (3, 10, 5, False)):
+        weight = sk.pack_int8(randn(n, k), group_size=group, rotate=rotate)
+        fenced = [guarded_like(part, at=at) for part in (weight.codes, weight.scale)]
+        fenced = sk.Int8Weight(n, k, group, *fenced, rotate)
+        for dtype in FLOATS:
+            out = guarded((n, k), dtype, at=at)
+            assert torch.equal(sk.expand(fenced, dtype=dtype, out=out), weight.dequantize().to(dtype))
+
+
+def test_expand_of_hard_scales(one):
+    """Overflow to Inf, NaN, subnormal numbers, signed zeros: the bits of torch's own rounding."""
+    q = torch.randint(-128, 128, (16, 64), dtype=torch.int8, generator=torch.Generator().manual_seed(0))
+    scale = torch.tensor([torch.inf, torch.nan, 1e38, 600.0, 1e-7, 1e-39, 0.0, -1.0])
+    weight = sk.pack_int8((q, scale.repeat(2)[:, None].expand(16, 8).contiguous()))
+    for dtype in FLOATS:
+        same([sk.expand(weight, dtype=dtype)], [weight.dequantize().to(dtype)])
+
+
+def test_long_rotated_groups_are_left_to_others(one):
+    weight = sk.pack_int8(randn(1, 8192), rotate=True)
+    with pytest.raises(sk.BackendUnavailable, match="rotates groups of at most 4096 values, got 8192"):
+        sk.expand(weight)

@@ -43,7 +43,7 @@ def parts(result):
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
-EXACT = ("quantize_int8", "dequantize_int8", "linear_int8", "rope_write_kv_int8", "rows_int8")
+EXACT = ("quantize_int8", "dequantize_int8", "linear_int8", "rope_write_kv_int8", "rows_int8", "expand")
 FUSED = (*device_calls.NORMS, *device_calls.GATES)  # sums and exp differ between devices, and so what is rounded
 
 

@@ -42,7 +42,7 @@ def test_dry_run_of_the_benchmark_writes_the_result(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     facts = results(tmp_path / "out")
     assert facts["left_out"] == 0 and facts["copy_gbps"] > 0 and facts["tests"] is None
-    operations = {"verify", "sample", "quantize_int8", "dequantize_int8", "linear_int8", "attend_int8"}
+    operations = {"verify", "sample", "quantize_int8", "dequantize_int8", "linear_int8", "expand", "attend_int8"}
     assert {r["operation"] for r in facts["results"]} == operations
     for result in facts["results"]:
         assert result["us"] > 0 and result["gbps"] > 0 and result["share_of_copy"] > 0 and result["call_us"] > 0

@@ -15,13 +15,14 @@ POINTERS = {"fp32": "*fp32", "fp16": "*fp16", "bf16": "*bf16"}
 def row_forms(form):
     """``form``: triton_aot.form."""
     from specdec_kernels.triton_kernels import rope, tiles
+    from specdec_kernels.triton_kernels.expansion import PIECE, expand_kernel
     from specdec_kernels.triton_kernels.gates import gate_kernel
     from specdec_kernels.triton_kernels.norms import norm_kernel
     from specdec_kernels.triton_kernels.quantize import dequantize_kernel, quantize_kernel
     from specdec_kernels.triton_kernels.rows import rows_kernel
 
-    def tile(length):
-        return dict(zip(("B", "L", "threads"), tiles.tile(length), strict=True))
+    def tile(length, *longest):
+        return dict(zip(("B", "L", "threads"), tiles.tile(length, *longest), strict=True))
 
     def int8_form(name, kernel, threads, **given):
         return form(name, kernel, threads, **{**TYPES, **given})
@@ -39,6 +40,7 @@ def row_forms(form):
     }  # fmt: skip
     floats = {"k_cache": "*bf16", "v_cache": "*bf16", "k_scale": None, "v_scale": None}
     row = {"ids": "*i64", "codes": "*u8", "out": "*fp32", "PANEL": 16, "STEP": 4}
+    half = {**row, "out": "*bf16"}
     return [
         *(int8_form(f"quantize {t} groups", quantize_kernel, **tile(64), **plain, x=p) for t, p in POINTERS.items()),
         int8_form("quantize row", quantize_kernel, **tile(4096), **plain, x="*bf16"),
@@ -72,4 +74,9 @@ def row_forms(form):
         int8_form("rows", rows_kernel, **tile(64), **row, STAGES=0),
         int8_form("rows rotated", rows_kernel, **tile(64), **row, STAGES=6),
         int8_form("rows rotated in long groups", rows_kernel, **tile(4096), **row, STAGES=12),
+        int8_form("expand f32", expand_kernel, **tile(64, PIECE), **row, STAGES=0),
+        int8_form("expand", expand_kernel, **tile(64, PIECE), **half, STAGES=0),
+        int8_form("expand odd groups", expand_kernel, **tile(46, PIECE), **half, STAGES=0, group="i32", steps="i32"),
+        int8_form("expand rotated", expand_kernel, **tile(64), **half, STAGES=6),
+        int8_form("expand rotated in long groups", expand_kernel, **tile(4096), **half, STAGES=12),
     ]  # fmt: skip

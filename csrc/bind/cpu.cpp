@@ -19,6 +19,7 @@
 #include "bind/program.h"
 #include "cpu/attention.h"
 #include "cpu/decoder.h"
+#include "cpu/expand.h"
 #include "cpu/ggml.h"
 #include "cpu/isa.h"
 #include "cpu/linear_f32.h"
@@ -203,6 +204,15 @@ void bind_linear(Kernels& m) {
                                         std::to_string(id[i]));
         sk::rows_int8(int8_matrix(n, k, group, rotated, codes, scale), id, count, pointer<float>(out), out_stride,
                       threads);
+      },
+      release_gil());
+  m.def(
+      "expand",
+      [](int64_t n, int64_t k, int64_t group, bool rotated, uintptr_t codes, uintptr_t scale, uintptr_t out,
+         int out_type, int64_t out_stride, int threads) {
+        require(out_type >= 0 && out_type <= 2, "expand: bad dtype");
+        sk::expand(int8_matrix(n, k, group, rotated, codes, scale),
+                   {pointer<void>(out), static_cast<sk::Dtype>(out_type), out_stride}, threads);
       },
       release_gil());
   m.def(

@@ -1,4 +1,4 @@
-// Bindings of norms and gates (plain and quantising), of the rotary write to a cache, and of rows of a packed matrix.
+// Bindings of norms and gates (plain and quantising), of the rotary write to a cache, and of a packed matrix as floats.
 #include <array>
 #include <tuple>
 
@@ -99,6 +99,19 @@ void rows_int8_(int64_t count, uintptr_t ids, int64_t n, int64_t k, int64_t grou
   check(rows_int8(args, device, pointer<void>(stream)), "rows_int8");
 }
 
+void expand_(int64_t n, int64_t k, int64_t group, bool rotated, uintptr_t codes, uintptr_t scale, int dtype,
+             uintptr_t out, int64_t out_stride, int device, uintptr_t stream) {
+  require(n >= 0 && k > 0 && group > 0 && k % group == 0, "n, k, group: expected a matrix");
+  require(!rotated || ((group & (group - 1)) == 0 && group <= kLongestRotation),
+          "group: expected a power of two, not too long, for a rotated matrix");
+  require(n == 0 || (codes && codes % 16 == 0 && scale && out), "codes, scale, out: expected addresses");
+  ExpandInt8 args{};
+  args.n = n, args.k = k, args.group = group, args.rotated = rotated;
+  args.codes = pointer<const uint8_t>(codes), args.scale = pointer<const float>(scale);
+  args.out = pointer<void>(out), args.out_stride = out_stride;
+  check(expand(args, static_cast<Dtype>(dtype), device, pointer<void>(stream)), "expand");
+}
+
 }  // namespace
 
 void bind_fused(py::module_& m) {
@@ -106,6 +119,7 @@ void bind_fused(py::module_& m) {
   m.def("gate_mul", &gate_mul_, release_gil());
   m.def("rope_write_kv_int8", &rope_write_kv_int8_, release_gil());
   m.def("rows_int8", &rows_int8_, release_gil());
+  m.def("expand", &expand_, release_gil());
 }
 
 }  // namespace sk::gpu::bind

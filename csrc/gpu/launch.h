@@ -121,6 +121,16 @@ struct RowsInt8 {
   int64_t out_stride;
 };
 
+// All rows of a packed matrix as floats. A rotated group is at most kLongestRotation values long.
+struct ExpandInt8 {
+  int64_t n, k, group;
+  bool rotated;
+  const uint8_t* codes;
+  const float* scale;
+  void* out;
+  int64_t out_stride;
+};
+
 // `dtype` is that of the floats; `stream` a native stream handle of `device`.
 int quantize_int8(const QuantizeInt8& args, Dtype dtype, int device, void* stream);
 int dequantize_int8(const DequantizeInt8& args, Dtype dtype, int device, void* stream);
@@ -128,6 +138,7 @@ int norm(const Norm& args, Dtype dtype, int device, void* stream);
 int gate_mul(const GateMul& args, Dtype dtype, int device, void* stream);
 int rope_write_kv_int8(const RopeWrite& args, Dtype dtype, int device, void* stream);
 int rows_int8(const RowsInt8& args, int device, void* stream);
+int expand(const ExpandInt8& args, Dtype dtype, int device, void* stream);
 
 // ---- verification ----
 

@@ -6,7 +6,7 @@ from .norms import layer_norm, layer_norm_quantize_int8, rms_norm, rms_norm_quan
 from .quantize import dequantize_int8, quantize_int8
 
 # linear family
-from .linear import linear_f32, linear_int8, pack_int8, rows_int8
+from .linear import expand, linear_f32, linear_int8, pack_int8, rows_int8
 
 # verify family
 from .verify import sample, verify, verify_tree

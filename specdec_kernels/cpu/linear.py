@@ -35,6 +35,10 @@ def rows_int8(ids, weight, out):
     )
 
 
+def expand(weight, out):
+    native.launch(_kernels.expand, *weight.native, out.data_ptr(), _TYPE[out.dtype], out.stride()[0], native.threads())
+
+
 def linear_int8(x, scale, weight, bias, out):
     of_scale = (0, 0, 0) if scale is None else (scale.data_ptr(), scale.stride()[0], scale.shape[1])
     of_bias = (0, 0) if bias is None else (bias.data_ptr(), _TYPE[bias.dtype])

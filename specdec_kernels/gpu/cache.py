@@ -1,9 +1,10 @@
-"""The rotary write to a cache, and rows of a packed matrix. The arguments' form: attention.py, linear.py."""
+"""The rotary write to a cache; a packed matrix, or rows of it, as floats. The form: attention.py, linear.py."""
 
 import torch
 
 from ..native import DTYPE_CODE
 from ..registry import Unsupported
+from .linear import LONGEST_ROTATION
 
 _NO_SCALE = 0, (0, 0, 0)
 
@@ -43,7 +44,12 @@ def bind(compiled, place):
             ids.shape[0], ids.data_ptr(), n, k, group, codes, scale, rotated, out.data_ptr(), out.stride(0), *place(ids)
         )
 
-    return {"rope_write_kv_int8": rope_write_kv_int8, "rows_int8": rows_int8}
+    def expand(weight, out):
+        if weight.rotated and weight.group_size > LONGEST_ROTATION:
+            raise Unsupported(f"rotates groups of at most {LONGEST_ROTATION} values, got {weight.group_size}")
+        compiled.expand(*weight.native, DTYPE_CODE[out.dtype], out.data_ptr(), out.stride(0), *place(out))
+
+    return {"rope_write_kv_int8": rope_write_kv_int8, "rows_int8": rows_int8, "expand": expand}
 
 
 def _placed(value):

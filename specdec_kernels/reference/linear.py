@@ -1,4 +1,4 @@
-"""linear_int8, linear_f32 and the packed weight in plain PyTorch: the specification.
+"""linear_int8, linear_f32, expand and the packed weight in plain PyTorch: the specification.
 
 Arguments come from the public modules: x [M, K] with unit last stride, ``scale`` [M, 1 or G] or None (x is float then),
 ``weight`` an Int8Weight, ``bias`` [N] or None, ``out`` [M, N]; results are written into ``out``.
@@ -46,6 +46,11 @@ def rows_int8(ids, weight, out):
     q = (weight.codes[panel, :, lane] ^ 128).view(torch.int8).reshape(ids.shape[0], weight.groups, padded)
     values = q[:, :, : weight.group_size] * weight.scale[panel, :, lane].unsqueeze(-1)
     out.copy_((hadamard(values) / weight.group_size if weight.rotated else values).flatten(1))
+
+
+def expand(weight, out):
+    """out [N, K] = the matrix, in out's dtype."""
+    out.copy_(weight.dequantize())
 
 
 def linear_int8(x, scale, weight, bias, out):

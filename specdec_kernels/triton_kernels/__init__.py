@@ -13,7 +13,7 @@ only those who ask for the backend by name. Triton itself is imported by the fir
     draw.py     the race of a draw;  philox.py its random numbers;  launch.py the host's part
 
     codes.py    the int8 formula and number formats;  tiles.py how rows are cut into units with one scale
-    quantize.py, norms.py, gates.py (activations.py), rope.py, rows.py  operations on rows
+    quantize.py, norms.py, gates.py (activations.py), rope.py, rows.py, expansion.py  operations on rows
     linear.py   linear_int8;  rotation.py rotated groups;  attention.py attend_int8
 """
 
@@ -71,5 +71,6 @@ gelu_mul = _operation("gates", "gelu_mul")
 gelu_mul_quantize_int8 = _operation("gates", "gelu_mul_quantize_int8")
 linear_int8 = _operation("linear", "linear_int8")
 rows_int8 = _operation("rows", "rows_int8")
+expand = _operation("expansion", "expand", 1)
 rope_write_kv_int8 = _operation("rope", "rope_write_kv_int8", 1)  # after q, which may be None
 attend_int8 = _operation("attention", "attend_int8")

@@ -136,3 +136,21 @@ def test_a_bad_id_on_a_device_gives_nan():
     with running("triton"):
         registry.call("rows_int8", "cpu", ids, weight, out)
     assert out[1:5].isnan().all() and torch.equal(out[[0, 5]], weight.dequantize()[[3, 19]])
+
+
+# ---- a packed matrix as floats ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "n, k, group, rotate",
+    [(33, 64, None, False), (20, 192, 64, True), (17, 46, 23, False), (3, 8, 2, True), (2, 12, 1, True),
+     (17, 200, None, False), (3, 2048, 2048, True)],
+)  # fmt: skip
+def test_a_packed_matrix_expands(n, k, group, rotate):
+    weight = sk.pack_int8(randn(n, k), group_size=group, rotate=rotate)
+    for dtype in FLOATS:
+        want = weight.dequantize().to(dtype)
+        frame = guarded((n, k), dtype, row_stride=k + 3)
+        with running("triton"):
+            same([sk.expand(weight, dtype=dtype)], [want])
+            assert torch.equal(sk.expand(weight, dtype=dtype, out=frame), want)

@@ -11,6 +11,7 @@
 #include "sk/gpu/quantize.cuh"
 
 #include "sk/gpu/linear_layout.cuh"
+#include "sk/gpu/rotate.cuh"
 
 namespace sk::gpu {
 
@@ -22,19 +23,6 @@ struct Room {
   float* values;    // [kRoom]
   uint32_t* range;  // [kGroupsAtOnce]
 };
-
-// (a, b) -> (a + b, a - b) at distance 1, 2, 4, ... inside groups of `group` values; a power of two, `count` in all.
-__device__ inline void rotate(float* values, int count, int group) {
-  for (int h = 1; h < group; h *= 2) {
-    for (int pair = threadIdx.x; pair < count / 2; pair += kLinearThreads) {
-      float* const at = values + ((pair & ~(h - 1)) << 1 | (pair & (h - 1)));
-      const float a = at[0], b = at[h];
-      at[0] = a + b;
-      at[h] = a - b;
-    }
-    __syncthreads();
-  }
-}
 
 // Groups first .. first + count - 1 of row `r`, by the whole block. The caller synchronises before the words are used.
 template <class T>
@@ -58,7 +46,7 @@ __device__ void prepare(const LinearInt8& a, const Walk& walk, int64_t r, int fi
   }
   for (int g = tid; g < count; g += kLinearThreads) room.range[g] = 0;
   __syncthreads();
-  if (a.rotated) rotate(room.values, total, walk.group);
+  if (a.rotated) rotate<kLinearThreads>(room.values, total, walk.group);
   const float part = a.rotated ? 1.0f / static_cast<float>(walk.group) : 1.0f;  // a power of two: exact
 
   const auto values = [&](int g, int step) {  // of one step; 0 beyond the group's end
