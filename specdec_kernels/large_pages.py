@@ -43,11 +43,19 @@ class LargePages:
         return tensor.view(shape)
 
     def _map(self, size):
-        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-        self._memory = mmap.mmap(-1, size + LARGE, **private)
-        self._at = -torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr() % LARGE
+        self._memory, self._at = map_large(size)
         self._end = self._at + size
-        whole = size // LARGE * LARGE
-        if _ADVICE is not None and whole:
-            with contextlib.suppress(OSError):  # a kernel without large pages
-                self._memory.madvise(_ADVICE, self._at, whole)
+
+
+def map_large(size):
+    """(memory, start): a private mapping of ``size`` bytes from ``start`` on, in large pages if it has room for one."""
+    slack = LARGE if size >= LARGE else 0
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    memory = mmap.mmap(-1, size + slack, **private)
+    if not slack:
+        return memory, 0
+    start = -torch.frombuffer(memory, dtype=torch.uint8).data_ptr() % LARGE
+    if _ADVICE is not None:
+        with contextlib.suppress(OSError):  # a kernel without large pages
+            memory.madvise(_ADVICE, start, size // LARGE * LARGE)
+    return memory, start

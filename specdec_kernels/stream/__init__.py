@@ -3,3 +3,5 @@
 from .errors import BudgetError, PackError, StreamError
 from .pack import Pack
 from .writer import PackWriter
+from .limits import available_memory, memory_limit, parse_bytes
+from .reader import Reader, Ticket, aligned_empty
