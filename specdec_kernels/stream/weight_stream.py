@@ -1,0 +1,322 @@
+"""A model's blocks in the order of a pass, resident or as they come from the file.
+
+The thread that asks for the blocks does all the bookkeeping (slots.py) and the reader's threads do nothing but fill
+memory, so nothing here is shared and nothing locks. When the next block is asked for, the slot of the one before is
+free, and reading something into it begins at once; only then is the next block waited for. After the last block the
+slots fill with the first ones of the next pass, while the caller drafts and samples.
+
+The files are compared with what they were when they were opened at both ends of a pass: a file that was written to
+in between raises StreamError before a result can be used. Every block's checksum is tested when it is first read.
+"""
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .checksums import Checksums
+from .errors import StreamError
+from .mapping import map_pack
+from .pack import Pack
+from .reader import Reader, aligned_empty
+from .slots import Slots, windows
+
+AHEAD = 4  # resident blocks that are read at the same time while loading
+ORDERS = 16  # whose windows are kept
+
+
+class LoadedBlock(NamedTuple):
+    """Valid until the next block is asked for. ``slot`` None: resident, valid until the stream is closed."""
+
+    index: int
+    name: str
+    tensors: dict
+    slot: int | None
+    generation: int
+
+
+@dataclass(frozen=True)
+class StreamStats:
+    """What a stream has done so far."""
+
+    active: bool  # something is read in every pass
+    engine: str | None  # how it is read; None = nothing is
+    passes: int  # that came to their end
+    bytes_read: int  # from the file, resident blocks and what was read ahead included
+    streamed_bytes: int  # of the streamed blocks that were handed out
+    row_bytes: int  # read by rows()
+    read_seconds: float
+    wait_seconds: float  # for which a pass stood still
+    resident_bytes: int
+    slots: int
+    slot_bytes: int
+    peak_bytes: int  # most that resident blocks and slots took together
+    reused: int  # how often a slot was filled again
+    dropped: int  # blocks read in vain: a pass took another turn
+
+
+class WeightStream:
+    """``with WeightStream(pack, plan) as stream: for block in stream.blocks(): ...``
+
+    pack : a Pack, or the path of one (then it is closed with the stream)
+    plan : what :func:`plan` made of the same pack
+    verify : tests each block's checksum when it is first read
+    progress : called with the fraction of the resident bytes that are loaded; an exception from it ends the loading
+    poison : fills slots with 0xFF when they are free (tests)
+    reader : options of :class:`Reader`: engine, threads, limit, depth
+
+    One thread at a time may use it; ``close`` may be called from any. A pass that is left early (break, an exception)
+    ends there, and the next one starts from its beginning. After a fork, a stream that reads can't be used in the
+    child. Raises StreamError when weights can't be had: reading failed, a file changed, the stream is closed.
+    """
+
+    def __init__(self, pack, plan, *, verify=True, progress=None, poison=False, **reader):
+        self._owned = not isinstance(pack, Pack)
+        self.pack = Pack.open(pack)
+        self.plan = plan
+        self._pid, self._closed = os.getpid(), False
+        self._one_pass = threading.Lock()
+        self._resident, self._mapping, self._reader, self._checksums, self._slots = {}, None, None, None, None
+        self._order, self._windows, self._known = self.pack.order, (), {}  # _known: order -> its windows
+        self._passes = self._streamed_bytes = self._peak_bytes = 0
+        self._engine, self._bytes_read, self._read_seconds, self._wait_seconds = None, 0, 0.0, 0.0
+        try:
+            self._open(verify, progress or (lambda fraction: None), poison, reader)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, verify, progress, poison, options):
+        if self.plan.mapped:
+            self._mapping = map_pack(self.pack)
+            for index, tensors in self._mapping.items():
+                self._keep(index, tensors)
+            progress(1.0)
+            return
+        self._reader = Reader(self.pack.files, **options)
+        known = [block.index for block in self.pack.blocks if verify and block.crc32 is not None]
+        self._checksums = Checksums(self.pack.check_block, known)
+        self._load_resident(progress)
+        if self.plan.streamed:
+            memories = [aligned_empty(self.plan.slot_bytes) for _ in range(self.plan.slots)]
+            self._slots = Slots(memories, self._start, poison)
+            self._use(self._order)
+        self._peak_bytes = self.plan.resident_bytes + (self._slots.nbytes if self._slots else 0)
+        if not self.plan.streamed:
+            self.stats  # noqa: B018  keeps the reader's figures
+            self._stop_reading()
+
+    def _load_resident(self, progress):
+        total, done, loads = max(1, self.plan.resident_bytes), 0, []
+
+        def finish():
+            nonlocal done
+            index, memory, load = loads.pop(0)
+            load.wait()
+            self._keep(index, self.pack.blocks[index].views(memory))
+            done += memory.nbytes
+            progress(min(1.0, done / total))
+
+        try:
+            for index in self.plan.resident:
+                memory = aligned_empty(self.pack.blocks[index].nbytes)
+                loads.append((index, memory, self._load(index, memory)))
+                if len(loads) > AHEAD:
+                    finish()
+            while loads:
+                finish()
+        finally:
+            for _, _, load in loads:
+                load.cancel()
+
+    def _keep(self, index, tensors):
+        self._resident[index] = LoadedBlock(index, self.pack.blocks[index].name, tensors, None, 0)
+
+    def _load(self, index, memory):
+        ticket = self._reader.submit(self.pack.blocks[index].ranges, memory)
+        return self._checksums.load(index, ticket, memory)
+
+    def _start(self, index, slot):
+        return self._load(index, slot.memory[: self.pack.blocks[index].nbytes])
+
+    def blocks(self, order=None):
+        """An iterator over the blocks of one pass, as :class:`LoadedBlock`.
+
+        ``order``: indexes of blocks, in any order, with gaps and repetitions; None = all that a pass uses. A block is
+        valid until the next one is asked for. Raises StreamError, also when the pass is over: its result is then not
+        to be used.
+        """
+        order = self.pack.order if order is None else tuple(order)
+        if order not in self._known:
+            for index in order:
+                if isinstance(index, bool) or not isinstance(index, int) or index not in self.plan.sizes:
+                    raise ValueError(f"order: expected indexes of blocks that the plan has, got {index!r}")
+        return self._pass(order)
+
+    def _pass(self, order):
+        self._check_usable()
+        if not self._one_pass.acquire(blocking=False):
+            raise StreamError("blocks: a pass is under way; it has to end, or its iterator to be closed, before another")
+        slots, resident = self._slots, self._resident
+        try:
+            self._check_files()
+            self._use(order)
+            if slots is not None:
+                slots.fill(self._windows[0])
+            for at, index in enumerate(order):
+                block = resident.get(index)
+                if block is not None:
+                    yield block
+                    self._check_usable()
+                    continue
+                yield self._streamed(index, at)
+                self._check_usable()
+                following = self._windows[at + 1]
+                slots.release(following)
+                slots.fill(following)
+            self._check_files()
+            self._passes += 1
+        except Exception:
+            self._check_usable()  # what a closed stream raises here says less than that it is closed
+            raise
+        finally:
+            if slots is not None:
+                slots.release(())
+            self._one_pass.release()
+
+    def _streamed(self, index, at):
+        start = time.perf_counter()
+        slot = self._slots.take(index, self._windows[at])
+        self._wait_seconds += time.perf_counter() - start
+        block = self.pack.blocks[index]
+        tensors = slot.views.get(index)
+        if tensors is None:
+            tensors = slot.views[index] = block.views(slot.memory[: block.nbytes])
+        self._streamed_bytes += block.nbytes
+        return LoadedBlock(index, block.name, tensors, slot.number, slot.generation)
+
+    def _use(self, order):
+        self._windows = self._known.get(order)
+        if self._windows is None:
+            if len(self._known) >= ORDERS:
+                self._known.clear()
+            self._windows = self._known[order] = windows(order, self._resident, len(self._slots or ()))
+        self._order = order
+
+    def check(self, block):
+        """Raises StreamError if ``block``, a LoadedBlock, is not valid any more: others may lie in its memory."""
+        self._check_usable()
+        if block.slot is not None and not self._slots.holds(block.slot, block.index, block.generation):
+            raise StreamError(f"block {block.index} ({block.name}): no longer in slot {block.slot}; others were read into it")
+
+    def rows(self, matrix, ids, out):
+        """Writes the float32 rows ``ids`` (int64 [n]) of a logical matrix to ``out`` [n, k], as ``Pack.rows``."""
+        self._check_usable()
+        self.pack.rows(matrix, ids, out)
+
+    def drop_slots(self, count=1):
+        """Frees up to ``count`` slots; one always stays. Returns the bytes."""
+        self._check_usable()
+        if self._slots is None:
+            return 0
+        freed = self._slots.drop(min(count, len(self._slots) - 1))
+        self._forget_windows()
+        return freed
+
+    def drop_resident(self, count=1):
+        """Makes up to ``count`` resident blocks stream, evenly spread ones that fit a slot. Returns the bytes freed.
+
+        Their memory is free when nobody has their tensors any more.
+        """
+        self._check_usable()
+        if self._slots is None:
+            return 0
+        sizes = self.plan.sizes
+        fit = [index for index in self._resident if sizes[index] <= self.plan.slot_bytes]
+        count = min(count, len(fit))
+        dropped = [fit[(2 * i + 1) * len(fit) // (2 * count)] for i in range(count)]
+        for index in dropped:
+            del self._resident[index]
+        self._forget_windows()
+        return sum(sizes[index] for index in dropped)
+
+    def shrink(self, size):
+        """Frees at least ``size`` bytes if it can: first the slots but two, then resident blocks, then one more slot.
+
+        Returns the bytes freed; less than ``size`` if there was no more to free. A pass may be under way.
+        """
+        freed = 0
+        while freed < size and self._slots is not None and len(self._slots) > 2:
+            freed += self.drop_slots()
+        while freed < size and (more := self.drop_resident()):
+            freed += more
+        if freed < size:
+            freed += self.drop_slots()
+        return freed
+
+    def _forget_windows(self):
+        self._known.clear()
+        self._use(self._order)
+
+    @property
+    def stats(self):
+        reader, slots = self._reader, self._slots
+        if reader is not None:
+            self._engine, self._bytes_read, self._read_seconds = reader.engine, reader.bytes_read, reader.read_seconds
+        return StreamStats(
+            active=slots is not None,
+            engine=self._engine,
+            passes=self._passes,
+            bytes_read=self._bytes_read,
+            streamed_bytes=self._streamed_bytes,
+            row_bytes=self.pack.row_bytes,
+            read_seconds=self._read_seconds,
+            wait_seconds=self._wait_seconds,
+            resident_bytes=sum(self.plan.sizes[index] for index in self._resident),
+            slots=len(slots or ()),
+            slot_bytes=self.plan.slot_bytes,
+            peak_bytes=self._peak_bytes,
+            reused=slots.reused if slots else 0,
+            dropped=slots.dropped if slots else 0,
+        )
+
+    def _check_usable(self):
+        if self._closed:
+            raise StreamError(f"{self.pack.path}: the stream is closed")
+        if self._reader is not None and os.getpid() != self._pid:
+            raise StreamError(f"{self.pack.path}: this process was forked from the one that reads; open it anew here")
+
+    def _check_files(self):
+        if self._mapping is not None:
+            self._mapping.check()
+        else:
+            self.pack.check_unchanged()
+
+    def close(self):
+        """Ends reading, joins the threads and gives back memory and files. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
+        self.stats  # noqa: B018  keeps the reader's last figures
+        self._stop_reading()
+        if self._slots is not None:
+            self._slots.clear()
+        self._resident.clear()
+        self._known.clear()
+        self._mapping = None
+        if self._owned:
+            self.pack.close()
+
+    def _stop_reading(self):
+        if self._reader is not None:
+            self._reader.close()  # from here on nothing writes to a slot, and every load that was not done fails
+            if os.getpid() == self._pid:
+                self._checksums.close()
+            self._reader = self._checksums = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()

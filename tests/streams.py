@@ -1,0 +1,101 @@
+"""What the tests of streaming share: packs with blocks of different sizes, streams over them, what a pass should see."""
+
+import random
+import time
+
+import torch
+
+from specdec_kernels import Int8Weight, pack_int8
+from specdec_kernels.stream.pack import Pack, PackWriter
+from specdec_kernels.stream.plan import Plan
+from specdec_kernels.stream.slots import reads_per_pass
+from specdec_kernels.stream.weight_stream import WeightStream
+
+PAGE = 4096
+
+
+def write_pack(path, count, seed=0, pages=(1, 3)):
+    """A pack of ``count`` blocks, each with a matrix of bytes, an int8 matrix and a vector, every one different."""
+    generator, rng = torch.Generator().manual_seed(seed), random.Random(seed)
+    with PackWriter(path, {"seed": seed}, header_room=PAGE) as writer:
+        for i in range(count):
+            size = rng.randint(*pages) * PAGE - rng.randrange(64)
+            writer.add_block(
+                f"layer.{i}",
+                {
+                    "bytes": torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator),
+                    "matrix": pack_int8(torch.randn(24, 32, generator=generator), group_size=16),
+                    "vector": torch.randn(7, generator=generator),
+                },
+            )
+        writer.matrix("head", [(f"layer.{i}", "matrix") for i in range(count)])
+        writer.matrix("embedding", [(f"layer.{i}", "matrix") for i in range(count)])
+    return path
+
+
+def plan_of(pack, slots, resident=()):
+    """A plan with so many slots, whatever a planner would say to it."""
+    order = tuple(pack.order)
+    sizes = {index: pack.blocks[index].nbytes for index in order}
+    streamed = tuple(index for index in order if index not in resident)
+    return Plan(
+        device=torch.device("cpu"),
+        budget=0,
+        reserved={},
+        resident=tuple(resident),
+        streamed=streamed,
+        slots=slots if streamed else 0,
+        slot_bytes=max((sizes[index] for index in streamed), default=0),
+        bytes_per_pass=sum(sizes[index] for index in reads_per_pass(order, resident, slots)),
+        minimum=0,
+        sizes=sizes,
+    )
+
+
+def parts(tensors):
+    """The bits of a block's parts, copied."""
+    flat = {}
+    for name, value in tensors.items():
+        pieces = (value.codes, value.scale) if isinstance(value, Int8Weight) else (value,)
+        flat[name] = [piece.clone().view(torch.uint8) for piece in pieces]
+    return flat
+
+
+def contents(pack):
+    """What each block of the pack holds, read apart from any stream."""
+    result = []
+    for block in pack.blocks:
+        memory = torch.empty(block.nbytes + PAGE, dtype=torch.uint8)
+        memory = memory[-memory.data_ptr() % PAGE :][: block.nbytes]
+        result.append(parts(pack.read_block(block.index, memory)))
+    return result
+
+
+def same(found, expected):
+    return found.keys() == expected.keys() and all(
+        len(found[name]) == len(expected[name])
+        and all(torch.equal(a, b) for a, b in zip(found[name], expected[name], strict=True))
+        for name in expected
+    )
+
+
+def run_pass(stream, expected, order=None):
+    """One pass in which every block is compared while it is valid. Returns the indexes as they came."""
+    seen = []
+    for block in stream.blocks(order):
+        stream.check(block)
+        assert same(parts(block.tensors), expected[block.index]), f"block {block.index} in slot {block.slot}"
+        seen.append(block.index)
+    return seen
+
+
+def threads_of(pid="self"):
+    import os
+
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def descriptors_of(pid="self"):
+    import os
+
+    return len(os.listdir(f"/proc/{pid}/fd"))

@@ -1,0 +1,578 @@
+"""Streamed weights are the bits of the file: any number of blocks and slots, any order, any engine, any timing.
+
+Slots that are free hold 0xFF here, so a block that is used too late or too early is not what the file holds.
+Numbers: reports on streaming.
+"""
+
+import gc
+import os
+import random
+import resource
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import specdec_kernels as sk
+from specdec_kernels.stream import StreamError
+from specdec_kernels.stream.footprint import footprint
+from specdec_kernels.stream.pack import Pack, PackWriter
+from specdec_kernels.stream.plan import plan
+from specdec_kernels.stream.reader import Reader
+from specdec_kernels.stream.weight_stream import WeightStream
+from streams import PAGE, contents, descriptors_of, parts, plan_of, run_pass, same, threads_of, write_pack
+
+
+def preadv(fd, view, offset):
+    return os.preadv(fd, [view], offset)
+
+
+class Reads:
+    """Stands in for the system's read: delays each by up to ``delay`` seconds, counts, and fails where it is told to."""
+
+    def __init__(self, delay=0.0, seed=0):
+        self.delay, self.rng, self.count, self.gate = delay, random.Random(seed), 0, None
+
+    def __call__(self, fd, view, offset):
+        self.count += 1
+        if self.gate is not None:
+            self.gate.wait()
+        if self.delay:
+            time.sleep(self.delay * self.rng.random())
+        return preadv(fd, view, offset)
+
+
+@pytest.fixture(scope="module")
+def packs(tmp_path_factory):
+    """pack(n): an open pack of n blocks, and what they hold."""
+    folder, made = tmp_path_factory.mktemp("packs"), {}
+
+    def get(count):
+        if count not in made:
+            pack = Pack.open(write_pack(folder / f"{count}.safetensors", count, seed=count))
+            made[count] = pack, contents(pack)
+        return made[count]
+
+    yield get
+    for pack, _ in made.values():
+        pack.close()
+
+
+def opened(pack, slots, resident=(), **options):
+    options = {"poison": True, "pread": Reads(), **options}
+    return WeightStream(pack, plan_of(pack, slots, resident), **options)
+
+
+def streamed_bytes(pack, order, resident=()):
+    return sum(pack.blocks[index].nbytes for index in order if index not in resident)
+
+
+@pytest.mark.parametrize("slots", range(1, 5))
+@pytest.mark.parametrize("count", range(1, 10))
+def test_report_1_every_number_of_blocks_and_slots(packs, count, slots):
+    pack, expected = packs(count)
+    for resident in ((), range(0, count, 3)):
+        if len(resident) == count:
+            continue
+        with opened(pack, slots, resident, pread=Reads(0.0005, seed=slots)) as stream:
+            for number in range(3):
+                assert run_pass(stream, expected) == list(range(count))
+                stats = stream.stats
+                assert stats.passes == number + 1 and stats.active
+                assert stats.streamed_bytes == (number + 1) * streamed_bytes(pack, range(count), resident)
+            assert stats.resident_bytes == streamed_bytes(pack, range(count)) - streamed_bytes(pack, range(count), resident)
+            assert stats.dropped == 0
+            if count - len(resident) > slots:
+                assert stats.reused > 0
+                assert stats.bytes_read >= stats.resident_bytes + stats.streamed_bytes
+
+
+@pytest.mark.parametrize("slots", range(1, 5))
+@pytest.mark.parametrize("count", [3, 4, 8])
+def test_report_2_orders_that_nobody_foresaw(packs, count, slots):
+    """Blocks left out, repeated, turned round, in another order every time, passes broken off in between."""
+    pack, expected = packs(count)
+    rng = random.Random(10 * count + slots)
+    with opened(pack, slots, [1], pread=Reads(0.0005)) as stream:
+        for _ in range(25):
+            order = rng.choice(
+                [
+                    list(range(count)),
+                    list(reversed(range(count))),
+                    [index for index in range(count) if rng.random() < 0.6],
+                    [rng.randrange(count) for _ in range(rng.randrange(12))],
+                    [0, 0, 2, 2, 2, 0],
+                ]
+            )
+            assert run_pass(stream, expected, order) == order
+            for block in stream.blocks():
+                assert same(parts(block.tensors), expected[block.index])
+                if rng.random() < 0.3:
+                    break
+        assert stream.stats.dropped > 0 or count <= slots + 1
+
+
+def test_report_2_a_model_that_skips_a_block_on_odd_passes(packs):
+    pack, expected = packs(4)
+    with opened(pack, 2) as stream:
+        for number in range(6):
+            order = [2, 0, 1] if number % 2 else [2, 0, 1, 3]
+            assert run_pass(stream, expected, order) == order
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "direct", "buffered"])
+@pytest.mark.parametrize("verify", [True, False])
+def test_report_4_the_same_bits_whatever_reads_them(packs, engine, verify):
+    pack, expected = packs(7)
+    try:
+        stream = WeightStream(pack, plan_of(pack, 2, [3]), engine=engine, verify=verify, poison=True)
+    except StreamError as error:
+        pytest.skip(f"this system or its file system has no {engine}: {error}")
+    with stream:
+        for order in (None, None, [6, 1, 1, 0], None):
+            run_pass(stream, expected, order)
+        assert stream.stats.engine == engine
+
+
+def test_report_5_slow_reads_change_nothing_but_the_time(packs):
+    pack, expected = packs(5)
+    reads = Reads()
+    with opened(pack, 2, pread=reads, threads=1) as stream:
+        run_pass(stream, expected)
+        reads.delay, start = 0.1, time.perf_counter()
+        for _ in range(2):
+            run_pass(stream, expected)
+        assert stream.stats.wait_seconds > 0.1
+        assert time.perf_counter() - start >= stream.stats.wait_seconds
+
+
+def test_report_3_a_slot_is_filled_again_only_after_its_block_was_used(packs):
+    """The reader has all the time it wants, and still does not touch the block in use."""
+    pack, expected = packs(6)
+    with opened(pack, 3) as stream:
+        for block in stream.blocks():
+            before = stream.stats.bytes_read
+            deadline = time.monotonic() + 0.02
+            while time.monotonic() < deadline and stream.stats.bytes_read == before:
+                time.sleep(0.002)
+            assert same(parts(block.tensors), expected[block.index])
+
+
+def test_report_3_a_block_that_was_kept_too_long_is_known(packs):
+    pack, expected = packs(5)
+    with opened(pack, 2, [4]) as stream:
+        kept = []
+        for block in stream.blocks():
+            stream.check(block)
+            for old in kept:
+                if old.slot is None:
+                    stream.check(old)
+                    continue
+                with pytest.raises(StreamError, match=rf"block {old.index} \(layer.{old.index}\): no longer in slot"):
+                    stream.check(old)
+                assert not same(parts(old.tensors), expected[old.index])
+            kept.append(block)
+        for _ in stream.blocks():
+            pass
+        # The same block in the same slot again is another filling.
+        again = [block for block in stream.blocks() if (block.index, block.slot) == (kept[0].index, kept[0].slot)]
+        assert all(block.generation != kept[0].generation for block in again)
+
+
+def test_free_slots_are_poisoned(packs):
+    """The test above would prove little otherwise."""
+    pack, _ = packs(3)
+    reads = Reads()
+    with opened(pack, 1, pread=reads) as stream:
+        iterator = stream.blocks()
+        block = next(iterator)
+        reads.gate = threading.Event()
+        threading.Timer(0.05, reads.gate.set).start()
+        view = block.tensors["bytes"]
+        assert not bool((view == 0xFF).all())
+        iterator.close()
+        assert bool((view == 0xFF).all())
+
+
+def test_report_7_tensors_outlive_the_stream(packs):
+    pack, expected = packs(4)
+    stream = opened(pack, 2, [0])
+    blocks = [block for block in stream.blocks() if block.slot is None]
+    block = next(stream.blocks([2]))
+    stream.close()
+    del stream
+    gc.collect()
+    assert same(parts(blocks[0].tensors), expected[0])
+    assert block.tensors["bytes"].numel() and bool((block.tensors["bytes"] == 0xFF).all())
+
+
+def test_the_same_objects_for_the_same_block_in_the_same_slot(packs):
+    """Who recorded calls on them can run those again."""
+    pack, _ = packs(4)
+    with opened(pack, 2, [1]) as stream:
+        seen = {}
+        for _ in range(6):
+            for block in stream.blocks():
+                first = seen.setdefault((block.index, block.slot), block.tensors)
+                assert all(first[name] is block.tensors[name] for name in first)
+        assert len(seen) > 4
+
+
+def test_what_kernels_make_of_streamed_weights_is_bit_equal(packs):
+    pack, _ = packs(6)
+    x = torch.randn(5, 32)
+
+    def outputs(stream):
+        return torch.cat([sk.linear_int8(x, block.tensors["matrix"]) for block in stream.blocks()])
+
+    with opened(pack, 2) as stream, WeightStream(pack, plan_of(pack, 0, range(6))) as resident:
+        assert resident.stats.active is False and stream.stats.active
+        for _ in range(3):
+            assert torch.equal(outputs(stream), outputs(resident))
+
+
+def test_report_9_a_tied_matrix_is_read_once(packs):
+    """Embedding and head are the same blocks: rows come from the file, the pass reads each block once."""
+    pack, _ = packs(5)
+    whole = torch.cat([pack.read_block(i, _memory(pack.blocks[i].nbytes))["matrix"].dequantize() for i in range(5)])
+    ids = torch.tensor([0, 119, 24, 23, 24])
+    with opened(pack, 2) as stream:
+        for _ in range(2):
+            out = torch.empty(5, 32)
+            stream.rows("embedding", ids, out)
+            assert torch.equal(out, whole[ids])
+            for _ in stream.blocks():
+                pass
+        stats = stream.stats
+        assert stats.streamed_bytes == 2 * pack.nbytes
+        assert stats.row_bytes > 0
+
+
+def _memory(size):
+    memory = torch.empty(size + PAGE, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % PAGE :][:size]
+
+
+def test_report_52_streaming_that_was_asked_for_happens(tmp_path):
+    """A plan below the weights' size reads from the file in every pass and holds less than the weights."""
+    path = write_pack(tmp_path / "a.safetensors", 8)
+    with Pack.open(path) as pack:
+        total = pack.nbytes
+        made = plan(path, budget=total * 2 // 3, reserved={"kv": 5000}, slots=2)
+        assert made.bytes_per_pass > 0
+        with WeightStream(path, made) as stream:
+            for _ in range(2):
+                run_pass(stream, contents(pack))
+            stats = stream.stats
+        assert stats.active and stats.engine in ("io_uring", "direct", "buffered")
+        assert stats.bytes_read >= made.resident_bytes + 2 * made.bytes_per_pass
+        assert stats.streamed_bytes == 2 * made.bytes_per_pass
+        assert 0 < stats.resident_bytes < total
+        assert stats.peak_bytes + 5000 == made.total_bytes <= made.budget
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+def test_bytes_per_pass_are_the_planned_ones(packs, slots):
+    """Once reading ahead is as far before a pass as after it."""
+    pack, expected = packs(9)
+    with opened(pack, slots, [2, 5]) as stream:
+        run_pass(stream, expected)
+        read = []
+        for _ in range(3):
+            _settle(stream)
+            read.append(stream.stats.bytes_read)
+            run_pass(stream, expected)
+        assert read[1] - read[0] == read[2] - read[1] == stream.plan.bytes_per_pass
+        assert stream.plan.bytes_per_pass == streamed_bytes(pack, range(9), [2, 5])
+
+
+def _settle(stream):
+    """Waits until everything that was begun is read."""
+    last = -1
+    while last != (last := stream.stats.bytes_read):
+        time.sleep(0.02)
+
+
+def test_the_next_pass_begins_while_the_caller_does_something_else(packs):
+    pack, expected = packs(8)
+    reads = Reads()
+    with opened(pack, 3, pread=reads) as stream:
+        run_pass(stream, expected)
+        _settle(stream)
+        ahead = stream.stats.bytes_read - stream.stats.streamed_bytes
+        assert ahead == sum(pack.blocks[index].nbytes for index in range(3))  # all slots, of the blocks that come first
+        count = reads.count
+        reads.gate = threading.Event()  # from here on nothing is read
+        iterator = stream.blocks()
+        for index in range(3):
+            assert same(parts(next(iterator).tensors), expected[index])
+        assert reads.count <= count + 2
+        reads.gate.set()
+        assert [block.index for block in iterator] == [3, 4, 5, 6, 7]
+
+
+def test_report_66_67_a_pass_reads_what_it_uses_and_that_once(packs):
+    """As a mixture of experts would: another set of blocks each time, each read once however many rows want it."""
+    pack, expected = packs(9)
+    rng = random.Random(4)
+    with opened(pack, 1) as stream:  # one slot reads nothing ahead within a pass but the next block
+        for _ in range(6):
+            union = sorted(rng.sample(range(9), rng.randint(2, 6)))
+            before = stream.stats
+            run_pass(stream, expected, union)
+            after = stream.stats
+            assert after.streamed_bytes - before.streamed_bytes == streamed_bytes(pack, union)
+            fills = after.reused - before.reused - (after.dropped - before.dropped)
+            assert fills <= len(union) + 1
+
+
+def test_report_72_a_pass_after_a_rejected_one_sees_the_same_blocks(packs):
+    """What was read ahead belongs to the file, not to the tokens of the pass before."""
+    pack, expected = packs(5)
+    with opened(pack, 4) as stream:
+        for _ in range(4):
+            run_pass(stream, expected)  # verifies drafts, which are rejected
+            run_pass(stream, expected, [0, 1, 2])  # layers without the head
+            for _ in stream.blocks():  # broken off after the first block
+                break
+
+
+def test_orders_that_are_none(packs):
+    pack, _ = packs(3)
+    with opened(pack, 1, [0]) as stream:
+        for order in ([3], [-1], [0, 1.0], [True], ["layer.0"]):
+            with pytest.raises(ValueError, match="order: expected indexes of blocks that the plan has"):
+                stream.blocks(order)
+        assert list(stream.blocks([])) == []
+
+
+# Memory.
+
+
+def test_report_42_booked_is_allocated(tmp_path):
+    """Sizes that are no powers of two: what the plan books is what the slots and resident blocks have."""
+    path = write_pack(tmp_path / "a.safetensors", 5, pages=(11, 13))
+    with Pack.open(path) as pack:
+        made = plan(pack, budget=pack.nbytes - PAGE, slots=2)
+        before = footprint().owned
+        with WeightStream(pack, made) as stream:
+            for _ in stream.blocks():
+                pass
+            assert stream.stats.peak_bytes == made.resident_bytes + 2 * made.slot_bytes == made.total_bytes
+            assert footprint().owned - before < made.total_bytes + (8 << 20)
+
+
+CHILD = """
+import sys, resource, torch
+from specdec_kernels.stream.footprint import footprint
+from specdec_kernels.stream.pack import Pack
+from specdec_kernels.stream.plan import plan
+from specdec_kernels.stream.weight_stream import WeightStream
+"""
+
+
+def child(code, *arguments, **options):
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD + code, *map(str, arguments)],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **options,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def sparse_model(path, blocks, nbytes):
+    """A plain safetensors file full of holes: it takes no room on the disk."""
+    import json
+
+    header, at = {}, 0
+    for i in range(blocks):
+        header[f"w{i}"] = {"dtype": "BF16", "shape": [nbytes // 2], "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    text = json.dumps(header).encode()
+    text = text.ljust(-(-(8 + len(text)) // PAGE) * PAGE - 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + at)
+
+
+def test_report_46_51_memory_stays_under_the_budget(tmp_path):
+    """A model of 2 GB under a budget of 100 MB, by what the process owns: nothing is collected, nothing copied."""
+    sparse_model(tmp_path / "big.safetensors", 64, 32 << 20)
+    before = sorted(os.listdir(tmp_path))
+    code = """
+layout = [(f"b{i}", [("w", [f"w{i}"])]) for i in range(64)]
+pack = Pack.from_safetensors([sys.argv[1]], layout)
+base = footprint().owned
+made = plan(pack, budget="100MB", slots=2)
+peak = 0
+with WeightStream(pack, made) as stream:
+    for block in stream.blocks(pack.order[:12]):
+        assert not block.tensors["w"].any()
+        peak = max(peak, footprint().owned - base)
+    stats = stream.stats
+print(peak, stats.peak_bytes, stats.streamed_bytes, made.bytes_per_pass)
+"""
+    peak, booked, streamed, planned = map(int, child(code, tmp_path / "big.safetensors"))
+    assert booked <= 100e6 and planned == (64 - 1) * (32 << 20)
+    assert streamed >= 11 * (32 << 20)
+    assert 64 << 20 < peak < booked + (24 << 20)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_report_50_no_right_to_lock_memory_is_needed(tmp_path):
+    path = write_pack(tmp_path / "a.safetensors", 6)
+    code = """
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+with Pack.open(sys.argv[1]) as pack:
+    with WeightStream(pack, plan(pack, budget=pack.nbytes - 4096, slots=1)) as stream:
+        print(sum(int(block.tensors["bytes"].sum()) for block in stream.blocks()))
+"""
+    with Pack.open(path) as pack:
+        memory = [_memory(block.nbytes) for block in pack.blocks]
+        total = sum(int(pack.read_block(i, memory[i])["bytes"].sum()) for i in range(6))
+    assert child(code, path) == [str(total)]
+
+
+def test_report_51_kinds_of_memory_are_told_apart():
+    before = footprint()
+    kept = torch.ones(32 << 20, dtype=torch.uint8)
+    after = footprint()
+    assert after.anonymous - before.anonymous > 24 << 20
+    assert after.owned == after.anonymous + after.shared
+    assert abs(after.files - before.files) < 8 << 20
+    del kept
+    assert footprint(os.getpid()).owned > 0
+
+
+def test_report_60_64_opening_and_closing_leaves_nothing(packs):
+    """Threads, descriptors and memory, also after an exception in the middle of a pass."""
+    pack, expected = packs(9)
+
+    def use(number):
+        with opened(pack, 2, [1, 4]) as stream:
+            if number % 3 == 0:
+                run_pass(stream, expected)
+            elif number % 3 == 1:
+                with pytest.raises(RuntimeError, match="in between"):
+                    for block in stream.blocks():
+                        if block.index == 3:
+                            raise RuntimeError("in between")
+            else:
+                iterator = stream.blocks()
+                next(iterator)  # and never again
+
+    for number in range(3):
+        use(number)
+    gc.collect()
+    threads, descriptors, memory = threads_of(), descriptors_of(), footprint().owned
+    for number in range(60):
+        use(number)
+    assert threads_of() == threads and descriptors_of() == descriptors
+    assert footprint().owned - memory < 4 << 20
+
+
+def test_a_stream_that_nobody_closed(packs):
+    pack, _ = packs(4)
+    threads, descriptors = threads_of(), descriptors_of()
+    stream = opened(pack, 2)
+    next(stream.blocks())
+    with pytest.warns(ResourceWarning, match="not closed"):
+        del stream
+        gc.collect()
+    assert threads_of() == threads and descriptors_of() == descriptors
+
+
+# Giving memory back.
+
+
+def test_dropping_slots_and_resident_blocks(packs):
+    pack, expected = packs(9)
+    with opened(pack, 4, [0, 2, 4, 6, 8]) as stream:
+        run_pass(stream, expected)
+        slot, before = stream.plan.slot_bytes, stream.stats
+        assert stream.drop_slots(2) == 2 * slot
+        assert stream.stats.slots == 2
+        run_pass(stream, expected)
+        assert stream.drop_slots(9) == slot  # one stays
+        run_pass(stream, expected)
+        freed = stream.drop_resident(2)
+        assert freed > 0 and stream.stats.resident_bytes == before.resident_bytes - freed
+        for _ in range(2):
+            run_pass(stream, expected)
+        stream.drop_resident(100)
+        run_pass(stream, expected)
+        kept = [index for index in (0, 2, 4, 6, 8) if pack.blocks[index].nbytes > slot]
+        assert stream.stats.resident_bytes == sum(pack.blocks[index].nbytes for index in kept)
+        assert stream.drop_resident() == 0 and stream.drop_slots() == 0
+
+
+def test_dropping_in_the_middle_of_a_pass(packs):
+    pack, expected = packs(9)
+    with opened(pack, 4, [0, 3, 6]) as stream:
+        for number in range(4):
+            for block in stream.blocks():
+                if number and block.index == 4 - number:
+                    (stream.drop_slots if number % 2 else stream.drop_resident)(number)
+                assert same(parts(block.tensors), expected[block.index])
+        run_pass(stream, expected)
+
+
+def test_shrinking_goes_from_what_is_needed_least(packs):
+    pack, expected = packs(9)
+    with opened(pack, 4, [0, 3, 6]) as stream:
+        before = stream.stats
+        assert stream.shrink(1) == stream.plan.slot_bytes and stream.stats.slots == 3
+        assert stream.shrink(stream.plan.slot_bytes + 1) > stream.plan.slot_bytes
+        assert stream.stats.slots == 2 and stream.stats.resident_bytes < before.resident_bytes
+        everything = stream.shrink(1 << 40)
+        assert 0 < everything < 1 << 40
+        assert stream.stats.slots == 1
+        run_pass(stream, expected)
+        assert stream.shrink(1) == 0
+
+
+def test_nothing_to_drop_where_nothing_streams(packs):
+    pack, expected = packs(3)
+    with opened(pack, 0, range(3)) as stream:
+        assert stream.drop_slots() == stream.drop_resident() == stream.shrink(1) == 0
+        run_pass(stream, expected)
+
+
+def test_everything_resident_needs_no_threads(packs):
+    pack, expected = packs(4)
+    threads, descriptors = threads_of(), descriptors_of()
+    with opened(pack, 0, range(4)) as stream:
+        assert threads_of() == threads and descriptors_of() == descriptors
+        stats = stream.stats
+        assert not stats.active and stats.bytes_read == stats.resident_bytes == pack.nbytes
+        run_pass(stream, expected)
+        assert stream.stats.bytes_read == pack.nbytes
+
+
+def test_what_fits_is_mapped(packs):
+    if sk.native.cpu is None:
+        pytest.skip("needs the compiled module")
+    pack, expected = packs(4)
+    with WeightStream(pack, plan(pack, budget=pack.nbytes)) as stream:
+        assert stream.plan.mapped and not stream.stats.active
+        for _ in range(2):
+            run_pass(stream, expected)
+        assert stream.stats.bytes_read == 0 and stream.stats.resident_bytes == pack.nbytes
+
+
+def test_progress_while_resident_blocks_load(packs):
+    pack, _ = packs(8)
+    seen = []
+    with opened(pack, 1, [0, 2, 5], progress=seen.append):
+        assert len(seen) == 3 and seen == sorted(seen) and seen[-1] == 1.0
+
+    def stop(fraction):
+        raise KeyboardInterrupt
+
+    threads = threads_of()
+    with pytest.raises(KeyboardInterrupt):
+        opened(pack, 1, [0, 2, 5], progress=stop)
+    assert threads_of() == threads
