@@ -1,15 +1,15 @@
-"""What the tests of streaming share: packs with blocks of different sizes, streams over them, what a pass should see."""
+"""What the tests of streaming share: packs with blocks of different sizes, and what a pass over them should see."""
 
+import os
 import random
 import time
 
 import torch
 
 from specdec_kernels import Int8Weight, pack_int8
-from specdec_kernels.stream.pack import Pack, PackWriter
 from specdec_kernels.stream.plan import Plan
 from specdec_kernels.stream.slots import reads_per_pass
-from specdec_kernels.stream.weight_stream import WeightStream
+from specdec_kernels.stream.writer import PackWriter
 
 PAGE = 4096
 
@@ -90,12 +90,16 @@ def run_pass(stream, expected, order=None):
 
 
 def threads_of(pid="self"):
-    import os
-
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
 def descriptors_of(pid="self"):
-    import os
-
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def settled(count, expected):
+    """Whether ``count()`` comes to be ``expected``: a thread that was joined is gone from the system a little later."""
+    deadline = time.monotonic() + 2
+    while count() != expected and time.monotonic() < deadline:
+        time.sleep(0.005)
+    return count() == expected

@@ -7,7 +7,6 @@ Numbers: reports on streaming.
 import gc
 import os
 import random
-import resource
 import subprocess
 import sys
 import threading
@@ -19,11 +18,10 @@ import torch
 import specdec_kernels as sk
 from specdec_kernels.stream import StreamError
 from specdec_kernels.stream.footprint import footprint
-from specdec_kernels.stream.pack import Pack, PackWriter
+from specdec_kernels.stream.pack import Pack
 from specdec_kernels.stream.plan import plan
-from specdec_kernels.stream.reader import Reader
 from specdec_kernels.stream.weight_stream import WeightStream
-from streams import PAGE, contents, descriptors_of, parts, plan_of, run_pass, same, threads_of, write_pack
+from streams import PAGE, contents, descriptors_of, parts, plan_of, run_pass, same, settled, threads_of, write_pack
 
 
 def preadv(fd, view, offset):
@@ -31,7 +29,7 @@ def preadv(fd, view, offset):
 
 
 class Reads:
-    """Stands in for the system's read: delays each by up to ``delay`` seconds, counts, and fails where it is told to."""
+    """Stands in for the system's read: delays each by up to ``delay`` seconds, and counts."""
 
     def __init__(self, delay=0.0, seed=0):
         self.delay, self.rng, self.count, self.gate = delay, random.Random(seed), 0, None
@@ -83,7 +81,9 @@ def test_report_1_every_number_of_blocks_and_slots(packs, count, slots):
                 stats = stream.stats
                 assert stats.passes == number + 1 and stats.active
                 assert stats.streamed_bytes == (number + 1) * streamed_bytes(pack, range(count), resident)
-            assert stats.resident_bytes == streamed_bytes(pack, range(count)) - streamed_bytes(pack, range(count), resident)
+            assert stats.resident_bytes == streamed_bytes(pack, range(count)) - streamed_bytes(
+                pack, range(count), resident
+            )
             assert stats.dropped == 0
             if count - len(resident) > slots:
                 assert stats.reused > 0
@@ -142,11 +142,10 @@ def test_report_5_slow_reads_change_nothing_but_the_time(packs):
     reads = Reads()
     with opened(pack, 2, pread=reads, threads=1) as stream:
         run_pass(stream, expected)
-        reads.delay, start = 0.1, time.perf_counter()
+        reads.delay, start, before = 0.1, time.perf_counter(), stream.stats.wait_seconds
         for _ in range(2):
             run_pass(stream, expected)
-        assert stream.stats.wait_seconds > 0.1
-        assert time.perf_counter() - start >= stream.stats.wait_seconds
+        assert 0.1 < stream.stats.wait_seconds - before <= time.perf_counter() - start
 
 
 def test_report_3_a_slot_is_filled_again_only_after_its_block_was_used(packs):
@@ -162,7 +161,7 @@ def test_report_3_a_slot_is_filled_again_only_after_its_block_was_used(packs):
 
 
 def test_report_3_a_block_that_was_kept_too_long_is_known(packs):
-    pack, expected = packs(5)
+    pack, _ = packs(5)
     with opened(pack, 2, [4]) as stream:
         kept = []
         for block in stream.blocks():
@@ -173,7 +172,6 @@ def test_report_3_a_block_that_was_kept_too_long_is_known(packs):
                     continue
                 with pytest.raises(StreamError, match=rf"block {old.index} \(layer.{old.index}\): no longer in slot"):
                     stream.check(old)
-                assert not same(parts(old.tensors), expected[old.index])
             kept.append(block)
         for _ in stream.blocks():
             pass
@@ -374,11 +372,10 @@ from specdec_kernels.stream.weight_stream import WeightStream
 """
 
 
-def child(code, *arguments, **options):
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD + code, *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, **options,
-    )  # fmt: skip
+def child(code, *arguments):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", CHILD + code, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -416,8 +413,8 @@ with WeightStream(pack, made) as stream:
 print(peak, stats.peak_bytes, stats.streamed_bytes, made.bytes_per_pass)
 """
     peak, booked, streamed, planned = map(int, child(code, tmp_path / "big.safetensors"))
-    assert booked <= 100e6 and planned == (64 - 1) * (32 << 20)
-    assert streamed >= 11 * (32 << 20)
+    assert booked <= 100e6 and planned == 64 * (32 << 20)
+    assert streamed == 12 * (32 << 20)
     assert 64 << 20 < peak < booked + (24 << 20)
     assert sorted(os.listdir(tmp_path)) == before
 
@@ -470,7 +467,7 @@ def test_report_60_64_opening_and_closing_leaves_nothing(packs):
     threads, descriptors, memory = threads_of(), descriptors_of(), footprint().owned
     for number in range(60):
         use(number)
-    assert threads_of() == threads and descriptors_of() == descriptors
+    assert settled(threads_of, threads) and descriptors_of() == descriptors
     assert footprint().owned - memory < 4 << 20
 
 
@@ -482,7 +479,7 @@ def test_a_stream_that_nobody_closed(packs):
     with pytest.warns(ResourceWarning, match="not closed"):
         del stream
         gc.collect()
-    assert threads_of() == threads and descriptors_of() == descriptors
+    assert settled(threads_of, threads) and descriptors_of() == descriptors
 
 
 # Giving memory back.
@@ -545,7 +542,7 @@ def test_everything_resident_needs_no_threads(packs):
     pack, expected = packs(4)
     threads, descriptors = threads_of(), descriptors_of()
     with opened(pack, 0, range(4)) as stream:
-        assert threads_of() == threads and descriptors_of() == descriptors
+        assert settled(threads_of, threads) and descriptors_of() == descriptors
         stats = stream.stats
         assert not stats.active and stats.bytes_read == stats.resident_bytes == pack.nbytes
         run_pass(stream, expected)
@@ -575,4 +572,4 @@ def test_progress_while_resident_blocks_load(packs):
     threads = threads_of()
     with pytest.raises(KeyboardInterrupt):
         opened(pack, 1, [0, 2, 5], progress=stop)
-    assert threads_of() == threads
+    assert settled(threads_of, threads)

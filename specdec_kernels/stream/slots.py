@@ -58,7 +58,7 @@ class Slot:
 
 
 class Slots:
-    """``start(index, slot)`` begins to read a block and returns its load: what has ``wait()`` and ``cancel()``.
+    """``start(index, memory)`` begins to read a block and returns its load: what has ``wait()`` and ``cancel()``.
 
     ``poison``: memory that is free holds 0xFF, which makes NaN of most weights that are used too late (tests).
     """
@@ -92,7 +92,7 @@ class Slots:
                     return  # a window of more blocks than there are slots
                 slot.generation += 1
                 try:
-                    slot.load = self._start(index, slot)
+                    slot.load = self._start(index, slot.memory)
                 except BaseException:
                     self._free.append(slot)
                     raise

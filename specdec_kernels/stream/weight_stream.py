@@ -12,14 +12,15 @@ in between raises StreamError before a result can be used. Every block's checksu
 import os
 import threading
 import time
+import warnings
+from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from .checksums import Checksums
 from .errors import StreamError
-from .mapping import map_pack
+from .loads import Loads
+from .memory import aligned_empty
 from .pack import Pack
-from .reader import Reader, aligned_empty
 from .slots import Slots, windows
 
 AHEAD = 4  # resident blocks that are read at the same time while loading
@@ -71,16 +72,17 @@ class WeightStream:
     child. Raises StreamError when weights can't be had: reading failed, a file changed, the stream is closed.
     """
 
+    _closed = True  # until it is open
+
     def __init__(self, pack, plan, *, verify=True, progress=None, poison=False, **reader):
         self._owned = not isinstance(pack, Pack)
-        self.pack = Pack.open(pack)
-        self.plan = plan
-        self._pid, self._closed = os.getpid(), False
+        self.pack, self.plan = Pack.open(pack), plan
+        self._closed, self._pid = False, os.getpid()
         self._one_pass = threading.Lock()
-        self._resident, self._mapping, self._reader, self._checksums, self._slots = {}, None, None, None, None
+        self._resident, self._mapping, self._loads, self._slots = {}, None, None, None
         self._order, self._windows, self._known = self.pack.order, (), {}  # _known: order -> its windows
         self._passes = self._streamed_bytes = self._peak_bytes = 0
-        self._engine, self._bytes_read, self._read_seconds, self._wait_seconds = None, 0, 0.0, 0.0
+        self._counters, self._wait_seconds = (None, 0, 0.0), 0.0
         try:
             self._open(verify, progress or (lambda fraction: None), poison, reader)
         except BaseException:
@@ -89,56 +91,45 @@ class WeightStream:
 
     def _open(self, verify, progress, poison, options):
         if self.plan.mapped:
+            from .mapping import map_pack
+
             self._mapping = map_pack(self.pack)
             for index, tensors in self._mapping.items():
                 self._keep(index, tensors)
             progress(1.0)
             return
-        self._reader = Reader(self.pack.files, **options)
-        known = [block.index for block in self.pack.blocks if verify and block.crc32 is not None]
-        self._checksums = Checksums(self.pack.check_block, known)
+        self._loads = Loads(self.pack, verify, options)
         self._load_resident(progress)
-        if self.plan.streamed:
-            memories = [aligned_empty(self.plan.slot_bytes) for _ in range(self.plan.slots)]
-            self._slots = Slots(memories, self._start, poison)
-            self._use(self._order)
-        self._peak_bytes = self.plan.resident_bytes + (self._slots.nbytes if self._slots else 0)
+        self._peak_bytes = self.plan.resident_bytes
         if not self.plan.streamed:
-            self.stats  # noqa: B018  keeps the reader's figures
             self._stop_reading()
+            return
+        memories = [aligned_empty(self.plan.slot_bytes) for _ in range(self.plan.slots)]
+        self._slots = Slots(memories, self._loads.start, poison)
+        self._peak_bytes += self._slots.nbytes
+        self._use(self._order)
 
     def _load_resident(self, progress):
-        total, done, loads = max(1, self.plan.resident_bytes), 0, []
+        total, done, loads = max(1, self.plan.resident_bytes), 0, deque()
 
         def finish():
             nonlocal done
-            index, memory, load = loads.pop(0)
+            index, memory, load = loads.popleft()
             load.wait()
             self._keep(index, self.pack.blocks[index].views(memory))
             done += memory.nbytes
-            progress(min(1.0, done / total))
+            progress(done / total)
 
-        try:
-            for index in self.plan.resident:
-                memory = aligned_empty(self.pack.blocks[index].nbytes)
-                loads.append((index, memory, self._load(index, memory)))
-                if len(loads) > AHEAD:
-                    finish()
-            while loads:
+        for index in self.plan.resident:
+            memory = aligned_empty(self.pack.blocks[index].nbytes)
+            loads.append((index, memory, self._loads.start(index, memory)))
+            if len(loads) > AHEAD:
                 finish()
-        finally:
-            for _, _, load in loads:
-                load.cancel()
+        while loads:
+            finish()
 
     def _keep(self, index, tensors):
         self._resident[index] = LoadedBlock(index, self.pack.blocks[index].name, tensors, None, 0)
-
-    def _load(self, index, memory):
-        ticket = self._reader.submit(self.pack.blocks[index].ranges, memory)
-        return self._checksums.load(index, ticket, memory)
-
-    def _start(self, index, slot):
-        return self._load(index, slot.memory[: self.pack.blocks[index].nbytes])
 
     def blocks(self, order=None):
         """An iterator over the blocks of one pass, as :class:`LoadedBlock`.
@@ -157,7 +148,9 @@ class WeightStream:
     def _pass(self, order):
         self._check_usable()
         if not self._one_pass.acquire(blocking=False):
-            raise StreamError("blocks: a pass is under way; it has to end, or its iterator to be closed, before another")
+            raise StreamError(
+                "blocks: a pass is under way; it has to end, or its iterator to be closed, before another"
+            )
         slots, resident = self._slots, self._resident
         try:
             self._check_files()
@@ -192,7 +185,7 @@ class WeightStream:
         block = self.pack.blocks[index]
         tensors = slot.views.get(index)
         if tensors is None:
-            tensors = slot.views[index] = block.views(slot.memory[: block.nbytes])
+            tensors = slot.views[index] = block.views(slot.memory)
         self._streamed_bytes += block.nbytes
         return LoadedBlock(index, block.name, tensors, slot.number, slot.generation)
 
@@ -208,7 +201,9 @@ class WeightStream:
         """Raises StreamError if ``block``, a LoadedBlock, is not valid any more: others may lie in its memory."""
         self._check_usable()
         if block.slot is not None and not self._slots.holds(block.slot, block.index, block.generation):
-            raise StreamError(f"block {block.index} ({block.name}): no longer in slot {block.slot}; others were read into it")
+            raise StreamError(
+                f"block {block.index} ({block.name}): no longer in slot {block.slot}; others were read into it"
+            )
 
     def rows(self, matrix, ids, out):
         """Writes the float32 rows ``ids`` (int64 [n]) of a logical matrix to ``out`` [n, k], as ``Pack.rows``."""
@@ -261,17 +256,16 @@ class WeightStream:
 
     @property
     def stats(self):
-        reader, slots = self._reader, self._slots
-        if reader is not None:
-            self._engine, self._bytes_read, self._read_seconds = reader.engine, reader.bytes_read, reader.read_seconds
+        slots = self._slots
+        engine, bytes_read, read_seconds = self._loads.counters() if self._loads else self._counters
         return StreamStats(
             active=slots is not None,
-            engine=self._engine,
+            engine=engine,
             passes=self._passes,
-            bytes_read=self._bytes_read,
+            bytes_read=bytes_read,
             streamed_bytes=self._streamed_bytes,
             row_bytes=self.pack.row_bytes,
-            read_seconds=self._read_seconds,
+            read_seconds=read_seconds,
             wait_seconds=self._wait_seconds,
             resident_bytes=sum(self.plan.sizes[index] for index in self._resident),
             slots=len(slots or ()),
@@ -284,7 +278,7 @@ class WeightStream:
     def _check_usable(self):
         if self._closed:
             raise StreamError(f"{self.pack.path}: the stream is closed")
-        if self._reader is not None and os.getpid() != self._pid:
+        if self._loads is not None and os.getpid() != self._pid:
             raise StreamError(f"{self.pack.path}: this process was forked from the one that reads; open it anew here")
 
     def _check_files(self):
@@ -298,7 +292,6 @@ class WeightStream:
         if self._closed:
             return
         self._closed = True
-        self.stats  # noqa: B018  keeps the reader's last figures
         self._stop_reading()
         if self._slots is not None:
             self._slots.clear()
@@ -309,14 +302,17 @@ class WeightStream:
             self.pack.close()
 
     def _stop_reading(self):
-        if self._reader is not None:
-            self._reader.close()  # from here on nothing writes to a slot, and every load that was not done fails
-            if os.getpid() == self._pid:
-                self._checksums.close()
-            self._reader = self._checksums = None
+        if self._loads is not None:
+            self._loads.close()
+            self._counters, self._loads = self._loads.counters(), None
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
         self.close()
+
+    def __del__(self):
+        if not self._closed:
+            warnings.warn(f"{self.pack.path}: a WeightStream was not closed", ResourceWarning, stacklevel=2)
+            self.close()
