@@ -1,6 +1,7 @@
 """The planner: what stays, what streams, under a budget that is kept to the byte. Numbers: reports on streaming."""
 
 import re
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -136,13 +137,13 @@ def test_slots_that_are_none(slots):
 
 
 def test_without_a_budget_what_is_available_counts(monkeypatch):
-    monkeypatch.setattr("specdec_kernels.stream.plan.available_memory", lambda: (5 * PAGE, "a test"))
+    monkeypatch.setattr(sys.modules[plan.__module__], "available_memory", lambda: (5 * PAGE, "a test"))
     made = plan(shape(*[1] * 9))
     assert made.budget == 5 * PAGE and len(made.resident) == 2 and made.slots == 3
 
 
 def test_a_budget_above_the_memory_says_why(monkeypatch):
-    monkeypatch.setattr("specdec_kernels.stream.plan.memory_limit", lambda: (5 * PAGE, "a group's memory.max"))
+    monkeypatch.setattr(sys.modules[plan.__module__], "memory_limit", lambda: (5 * PAGE, "a group's memory.max"))
     with pytest.raises(BudgetError, match=r"budget: expected at most 20480 bytes \(a group's memory.max\), got 20481"):
         plan(shape(1), budget=5 * PAGE + 1)
 

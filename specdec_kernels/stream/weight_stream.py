@@ -90,12 +90,7 @@ class WeightStream:
             raise
 
     def _open(self, verify, progress, poison, options):
-        if self.plan.mapped:
-            from .mapping import map_pack
-
-            self._mapping = map_pack(self.pack)
-            for index, tensors in self._mapping.items():
-                self._keep(index, tensors)
+        if self.plan.mapped and self._map():
             progress(1.0)
             return
         self._loads = Loads(self.pack, verify, options)
@@ -108,6 +103,17 @@ class WeightStream:
         self._slots = Slots(memories, self._loads.start, poison)
         self._peak_bytes += self._slots.nbytes
         self._use(self._order)
+
+    def _map(self):
+        """Whether the blocks can be used where the file is mapped; if not, they are read like any resident ones."""
+        try:
+            from .mapping import map_pack
+        except ImportError:
+            return False
+        self._mapping = map_pack(self.pack)
+        for index in self.plan.resident:
+            self._keep(index, self._mapping[index])
+        return True
 
     def _load_resident(self, progress):
         total, done, loads = max(1, self.plan.resident_bytes), 0, deque()
