@@ -407,7 +407,7 @@ made = plan(pack, budget="100MB", slots=2)
 peak = 0
 with WeightStream(pack, made) as stream:
     for block in stream.blocks(pack.order[:12]):
-        assert not block.tensors["w"].any()
+        assert block.tensors["w"].view(torch.int64).sum() == 0  # needs no memory of its own
         peak = max(peak, footprint().owned - base)
     stats = stream.stats
 print(peak, stats.peak_bytes, stats.streamed_bytes, made.bytes_per_pass)
