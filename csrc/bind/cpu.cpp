@@ -412,4 +412,7 @@ PYBIND11_MODULE(_C_cpu, m) {
 
   // ggml
   bind_ggml(kernels);
+
+  // streaming
+  bind_mapping(m);
 }
