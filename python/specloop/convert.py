@@ -10,7 +10,7 @@ from specdec_kernels.stream import PackWriter
 
 from .errors import ModelError, translated
 from .models.blueprint import Blueprint, Filler, Vector, int8_form
-from .text.stored import stored
+from .text.stored import BLOCK, PART, stored
 
 FORM = 1  # of what is said about the model in a pack; another number is another pack
 STEP = 64  # rows: parts of a head are cut at multiples
@@ -49,7 +49,7 @@ def convert(checkpoint, path, *, dtype="int8", progress=None):
                 out.add_block(f"embedding.{i}", block({"weight": part}), in_order=False)
                 named.append((f"embedding.{i}", "weight"))
         out.matrix("embedding", named)
-        out.add_block("text", {"data": stored(checkpoint)}, in_order=False)
+        out.add_block(BLOCK, {PART: stored(checkpoint)}, in_order=False)
     filler.finish()
 
 

@@ -35,7 +35,8 @@ def load_model(name, *, dtype="int8", kv="int8", context=2048, device="cpu", pro
     device, path = choose_device(device), find_model(name)
     options = {"kv": kv, "context": context, "name": str(name)}
     if is_pack(path):
-        return load_pack(path, dtype=dtype, device=device, memory_budget=memory_budget, **options)
+        streamed = {"device": device, "memory_budget": memory_budget, "progress": progress}
+        return load_pack(path, dtype=dtype, **streamed, **options)
     with open_checkpoint(path) as checkpoint:
         if memory_budget is not None:
             from .convert import cached_pack
@@ -72,8 +73,11 @@ def resident_weights(checkpoint, dtype, progress=None):
     return Resident(embedding, layers, plan.norm, head)
 
 
-def load_pack(path, *, dtype, kv, context, device, memory_budget, name):
-    """A model over a pack: mapped if all of it may be in memory, else some blocks resident and the others streamed."""
+def load_pack(path, *, dtype, kv, context, device, memory_budget, name, progress=None, reader=None):
+    """A model over a pack: mapped if all of it may be in memory, else some blocks resident and the others streamed.
+
+    ``reader``: options of :class:`specdec_kernels.stream.Reader` (engine, threads, limit, depth).
+    """
     from specdec_kernels import stream
 
     from .memory import needs
@@ -89,7 +93,7 @@ def load_pack(path, *, dtype, kv, context, device, memory_budget, name):
             plan = stream.plan(
                 pack, budget=memory_budget, device=device, reserved=needs(config, kv=kv, context=context)
             )
-            weights = Streamed(stream.WeightStream(pack, plan), device)
+            weights = Streamed(stream.WeightStream(pack, plan, progress=progress, **(reader or {})), device)
         except BaseException:
             pack.close()
             raise

@@ -210,3 +210,8 @@ class Llama:
     def nbytes(self):
         """Bytes of weights in memory (a tied head counted once)."""
         return self.weights.nbytes
+
+    @property
+    def weights_nbytes(self):
+        """Bytes of all weights, streamed ones with them."""
+        return self.weights.all_nbytes

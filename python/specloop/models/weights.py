@@ -49,7 +49,7 @@ class Resident:
     def __init__(self, embedding, layers, norm, head):
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
         self.device = norm.device
-        self.nbytes = sum(part.nbytes for part in self._unique())
+        self.nbytes = self.all_nbytes = sum(part.nbytes for part in self._unique())
         self._body = tuple(enumerate(layers))
         self._whole = (*self._body, (len(layers), Head(0, head.shape[0], head, norm)))
 
@@ -111,6 +111,10 @@ class Streamed:
     @property
     def nbytes(self):
         return self.stream.stats.resident_bytes
+
+    @property
+    def all_nbytes(self):
+        return sum(self.stream.pack.blocks[index].nbytes for index in self.stream.pack.order)
 
     def pieces(self, with_head):
         """As Resident's. Blocks in slots come one by one and without a key: another time they lie elsewhere."""

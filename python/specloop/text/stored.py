@@ -1,6 +1,7 @@
 """A tokenizer and a chat template as they lie in a pack: plain JSON in a block of its own."""
 
 import json
+import mmap
 
 import torch
 
@@ -8,7 +9,6 @@ from ..errors import FormatError
 from .tokenizer import Tokenizer
 
 BLOCK, PART = "text", "data"
-MOST_BYTES = 256 << 20
 
 
 def stored(checkpoint):
@@ -19,10 +19,16 @@ def stored(checkpoint):
 
 def restored(pack, path):
     """(tokenizer, chat template or None) of an open pack."""
+    block = next((block for block in pack.blocks if block.name == BLOCK), None)
+    if block is None or PART not in block.parts:
+        raise FormatError(f"{path}: no tokenizer in it")
+    memory = mmap.mmap(-1, block.nbytes)  # on a page, as a block wants it
+    pack.read_block(block.index, memory)
+    (piece,) = block.parts[PART].pieces
     try:
-        told = json.loads(pack.read_bytes(BLOCK, PART))
-    except (KeyError, ValueError) as error:
-        raise FormatError(f"{path}: no tokenizer in it: {error}") from None
+        told = json.loads(memory[piece.at : piece.at + piece.nbytes])
+    except ValueError as error:
+        raise FormatError(f"{path}: the tokenizer is not JSON: {error}") from None
     if not isinstance(told, dict) or not isinstance(told.get("chat_template"), str | None):
         raise FormatError(f"{path}: the tokenizer's data are not a pack's")
     if told.get("kind") == "gguf" and isinstance(told.get("metadata"), dict):

@@ -1,0 +1,105 @@
+"""Memory budgets, kept and proven: what a process owns at most, sampled from another one, and the text it makes.
+
+    python bench/bench_budget.py [--tokens N] [--quick] [--json]
+
+First, SmolLM2 in int8 with an int8 cache of 512 tokens under budgets of 30, 50 and 90 % of its weights, against the
+same model resident: peak of anonymous and shared memory over that of a process that imported torch and tokenizers and
+ran one operation; the ids have to be the same. Then the headline: bf16 resident, int8 resident and int8 streamed with a
+context of 2,048, half of which is read as a prompt; MB = 10^6 bytes. Speed is that of decoding after the prompt, plain.
+"""
+
+import argparse
+import json
+
+from watched import BARE, watch
+
+SLACK = 60e6  # bytes over the bare process that a budget need not count: interpreter, tokenizer, code
+
+RUN = """
+import json, sys
+import specloop
+options, prompt, tokens = json.loads(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+pair = specloop.load("smollm2", draft="none", **options)
+result = pair.generate(prompt, max_new_tokens=tokens, chat=False if isinstance(prompt, list) else None)
+print(json.dumps(result.as_dict() | {"weights": pair.model.weights_nbytes}))
+"""
+
+LONG = list(range(1000, 2000)) + list(range(1000, 1024))  # 1,024 ids: half of the context
+
+
+def run(options, prompt, tokens):
+    seen = watch(RUN, json.dumps(options), json.dumps(prompt), tokens)
+    return seen, json.loads(seen.output)
+
+
+def budgets(bare, tokens):
+    prompt = "Write one sentence about the sea."
+    options = {"context": 512, "kv": "int8"}
+    seen, resident = run(options, prompt, tokens)
+    weights = resident["weights"]
+    yield row("resident", None, seen, bare, resident, True)
+    for share in (0.3, 0.5, 0.9):
+        budget = int(share * weights)
+        seen, result = run(options | {"memory_budget": budget}, prompt, tokens)
+        yield row(f"{share:.0%}", budget, seen, bare, result, result["tokens"] == resident["tokens"])
+
+
+def headline(bare, tokens):
+    ways = {
+        "bf16 resident": {"dtype": "bf16", "kv": "f16"},
+        "int8 resident": {},
+        "int8 streamed": {"memory_budget": "55MB"},
+    }
+    for name, options in ways.items():
+        seen, result = run({"context": 2048, "kv": "int8"} | options, LONG, tokens)
+        yield row(name, result["memory"]["budget"], seen, bare, result, None)
+
+
+def row(name, budget, seen, bare, result, same):
+    return {
+        "name": name,
+        "budget": budget,
+        "owned": seen.owned - bare.owned,
+        "resident": seen.resident - bare.resident,
+        "kept": None if budget is None else seen.owned - bare.owned <= budget + SLACK,
+        "same_ids": same,
+        "streamed_bytes": result["memory"]["streamed_bytes"],
+        "tokens_per_second": result["timing"]["tokens_per_second"],
+    }
+
+
+def table(rows):
+    mb = lambda value: "-" if not value else f"{value / 1e6:.1f}"
+    yes = lambda value: "-" if value is None else "yes" if value else "NO"
+    lines = [f"{'':14}{'budget':>9}{'owned':>9}{'resident':>10}{'streamed':>10}{'tok/s':>8}{'kept':>6}{'same':>6}"]
+    for r in rows:
+        speed = r["tokens_per_second"]
+        lines.append(
+            f"{r['name']:14}{mb(r['budget']):>9}{mb(r['owned']):>9}{mb(r['resident']):>10}"
+            f"{mb(r['streamed_bytes']):>10}{speed:>8.1f}{yes(r['kept']):>6}{yes(r['same_ids']):>6}"
+        )
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=48, help="tokens to make")
+    parser.add_argument("--quick", action="store_true", help="fewer tokens")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    tokens = 8 if options.quick else options.tokens
+    bare = min((watch(BARE) for _ in range(3)), key=lambda seen: seen.owned)
+    kept, ways = list(budgets(bare, tokens)), list(headline(bare, tokens))
+    if options.json:
+        print(json.dumps({"bare": bare.owned, "budgets": kept, "headline": ways}))
+        return
+    print(f"bare process: owns {bare.owned / 1e6:.1f} MB; below in MB over it\n")
+    print(table(kept), table(ways), sep="\n\n")
+    most = ways[0]["owned"]
+    shares = ", ".join(f"{r['name']} {r['owned'] / most:.0%}" for r in ways[1:])
+    print(f"\nof {ways[0]['name']}: {shares}; int8 / bf16 in tokens per second:", end=" ")
+    print(f"{ways[1]['tokens_per_second'] / ways[0]['tokens_per_second']:.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Decoding with a target that streams: what a pass costs, and what speculation makes of it.
+
+    python bench/bench_streamed.py [--limit BYTES_PER_S] [--tokens N] [--quick] [--json]
+
+SmolLM2 in int8, none of it resident but the slots, read at most at ``--limit`` (500 MB/s). A pass then takes as long as
+its bytes, whatever rows it has, so K drafts that are accepted with probability a make (1 - a^(K+1)) / (1 - a) tokens
+per pass and that many times the speed: 3.36 for a = 0.8, K = 4. A scripted draft that is right with that probability
+shows how much of it is left; then lookup on a task that repeats and on chat. Bytes per pass are the stream's own count.
+"""
+
+import argparse
+import json
+import random
+import time
+
+from specloop.bench import load_prompts
+from specloop.controller import Auto, Fixed, measure_costs
+from specloop.convert import cached_pack
+from specloop.decode import Request, decode
+from specloop.drafts.lookup import LookupDraft
+from specloop.faults import GuardedDraft
+from specloop.formats.locate import find_model, open_checkpoint
+from specloop.loader import load_pack
+from specloop.options import check_request
+from specloop.pair import Pair
+
+ACCEPTANCE, K = 0.8, 4
+
+
+class Scripted:
+    """Proposes what is known to come, each token with probability ``acceptance``, else one that is wrong."""
+
+    def __init__(self, script, vocab, acceptance, seed=0):
+        self.script, self.vocab, self.acceptance = script, vocab, acceptance
+        self.random = random.Random(seed)
+        self.at = 0
+
+    def begin(self, ids):
+        self.at = len(ids)
+
+    def append(self, ids):
+        self.at += len(ids)
+
+    def outlook(self):
+        return 0, len(self.script) - self.at
+
+    def propose(self, k):
+        right = self.script[self.at : self.at + k]
+        return [t if self.random.random() < self.acceptance else (t + 1) % self.vocab for t in right]
+
+
+def timed(model, ids, tokens, draft, controller):
+    """Decodes and returns the ids, seconds per token after the prompt, tokens per pass and bytes per pass."""
+    request = Request(list(ids), len(ids) + tokens)
+    cache = model.new_cache(request.limit)
+    guarded = GuardedDraft(draft, model.vocab_size, ())
+    model.eos_ids, before = frozenset(), None
+    for _ in decode(model, cache, request, guarded, controller):
+        if before is None:  # the prompt has been read and the stream is in its stride
+            before, start, count = model.weights.stream.stats, time.perf_counter(), len(request.ids)
+            rounds = request.stats.speculation.rounds
+    seconds, after = time.perf_counter() - start, model.weights.stream.stats
+    made, passes = len(request.ids) - count, after.passes - before.passes
+    return {
+        "ids": request.ids,
+        "seconds_per_token": seconds / made,
+        "tokens_per_pass": made / max(1, request.stats.speculation.rounds - rounds),
+        "bytes_per_pass": (after.streamed_bytes - before.streamed_bytes) / max(1, passes),
+        "wait": (after.wait_seconds - before.wait_seconds) / seconds,
+    }
+
+
+def open_model(limit, budget):
+    with open_checkpoint(find_model("smollm2")) as checkpoint:
+        path = cached_pack(checkpoint)
+    reader = {"limit": limit} if limit else {}
+    return load_pack(
+        path, dtype="int8", kv="int8", context=2048, device="cpu", memory_budget=budget, name="smollm2", reader=reader
+    )
+
+
+def smallest(path_budget=1):
+    try:
+        open_model(None, path_budget)
+    except ValueError as error:
+        return int(str(error).split("at least ")[1].split()[0])
+    raise SystemExit("a budget of one byte was accepted")
+
+
+def prompt_ids(pair, category):
+    return pair.encode(load_prompts([category], 1)[0]["prompt"], check_request())
+
+
+def measure(limit, tokens):
+    model, tokenizer, template = open_model(limit, smallest() + (4 << 20))
+    pair = Pair(lambda: (model, tokenizer, template), draft="none")
+    costs = measure_costs(model)
+    found = []
+
+    def add(task, way, result, base=None):
+        row = {name: value for name, value in result.items() if name != "ids"}
+        row |= {"task": task, "way": way, "speedup": base and base["seconds_per_token"] / result["seconds_per_token"]}
+        row["same"] = None if base is None else base["ids"] == result["ids"]
+        found.append(row)
+
+    for task in ("chat", "repeat"):
+        ids = prompt_ids(pair, task)
+        plain = timed(model, ids, tokens, None, Fixed(0))
+        add(task, "plain", plain)
+        if task == "chat":
+            draft = Scripted(plain["ids"], model.vocab_size, ACCEPTANCE)
+            add(task, f"scripted, K = {K}", timed(model, ids, tokens, draft, Fixed(K)), plain)
+            for k in (1, 8):
+                right = Scripted(plain["ids"], model.vocab_size, 1.0)
+                add(task, f"always right, K = {k}", timed(model, ids, tokens, right, Fixed(k)), plain)
+        add(task, "lookup", timed(model, ids, tokens, LookupDraft(max_tokens=len(costs)), Auto(costs)), plain)
+    bytes_per_pass = model.weights.stream.plan.bytes_per_pass
+    engine = model.weights.stream.stats.engine
+    model.close()
+    return {"bytes_per_pass": bytes_per_pass, "engine": engine, "limit": limit, "rows": found}
+
+
+def table(report):
+    size, limit = report["bytes_per_pass"], report["limit"]
+    lines = [
+        f"{size / 1e6:.1f} MB per pass by {report['engine']}, {limit / 1e6:.0f} MB/s: {size / limit * 1e3:.0f} ms",
+        f"{'task':8}{'way':20}{'ms/token':>10}{'tok/pass':>10}{'speed-up':>10}{'MB/pass':>10}{'waiting':>9}{'same':>6}",
+    ]
+    for r in report["rows"]:
+        speed = "-" if r["speedup"] is None else f"{r['speedup']:.2f}x"
+        same = "-" if r["same"] is None else "yes" if r["same"] else "NO"
+        lines.append(
+            f"{r['task']:8}{r['way']:20}{r['seconds_per_token'] * 1e3:>10.1f}{r['tokens_per_pass']:>10.2f}{speed:>10}"
+            f"{r['bytes_per_pass'] / 1e6:>10.1f}{r['wait']:>9.0%}{same:>6}"
+        )
+    expected = (1 - ACCEPTANCE ** (K + 1)) / (1 - ACCEPTANCE)
+    lines.append(f"by arithmetic, acceptance {ACCEPTANCE}, K = {K}: {expected:.2f} tokens per pass")
+    return "\n".join(lines)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--limit", type=float, default=500e6, help="bytes per second")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--quick", action="store_true", help="fewer tokens, a faster file")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if options.quick:
+        options.limit, options.tokens = 2e9, 12
+    report = measure(options.limit, options.tokens)
+    print(json.dumps(report) if options.json else table(report))
+
+
+if __name__ == "__main__":
+    main()
