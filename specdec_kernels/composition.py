@@ -37,6 +37,6 @@ def gated_mlp(x, norm_weight, eps, residual, residual_out, gate_up, down, activa
 
 def _linear(x, weight, bias, out):
     if isinstance(weight, torch.Tensor):
-        call("linear_f32", device_type(x), x, weight, out)
+        call("linear_f32", device_type(x), x, weight, bias, out)
     else:
         call("linear_int8", device_type(x), x, None, weight, bias, out)

@@ -5,7 +5,7 @@ lies between them never leaves the call: the cpu backend keeps it in buffers of 
 no threads to be woken. A backend without a kernel of its own serves a call by making the single ones (composition.py).
 
 The form that the backends get (checked; x is a matrix with rows any distance apart; residual and residual_out are both
-None or both tensors; a weight is an Int8Weight or a float32 matrix; ``out`` of rope_attend is [B, R, H, Dv]):
+None or both tensors; a weight is an Int8Weight or an f32 or bf16 matrix; ``out`` of rope_attend is [B, R, H, Dv]):
 
     rms_norm_linear(x, norm_weight, eps, residual, residual_out, weight, bias, out)
     rope_attend(q, k, v, cos, sin, k_cache, k_scale, v_cache, v_scale, slots, hadamard,
@@ -21,14 +21,15 @@ from .code_outputs import plain_output
 from .int8_weight import Int8Weight
 from .norms import norm_arguments
 
+_WEIGHTS = (torch.float32, torch.bfloat16)
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
 
 
 def rms_norm_linear(x, norm_weight, eps, weight, *, residual=None, residual_out=None, bias=None, out=None):
-    """``linear_int8(rms_norm(x, norm_weight, eps, residual=residual), weight, bias)``, or ``linear_f32`` of it.
+    """``linear_int8(rms_norm(x, norm_weight, eps, residual=residual), weight, bias)``, or ``linear_f32``.
 
-    x : f32, f16 or bf16 [M, H], rows any distance apart; f32 if ``weight`` is a float32 matrix.
-    weight : Int8Weight or float32 [N, H]; ``bias`` a float vector [N], for an Int8Weight only.
+    x : f32, f16 or bf16 [M, H], rows any distance apart; f32 if ``weight`` is a float matrix.
+    weight : Int8Weight, float32 or bfloat16 [N, H]; ``bias`` a float vector [N].
     norm_weight, eps, residual, residual_out : as for ``rms_norm``.
     out : [M, N], dtype of x, memory of its own.
 
@@ -37,8 +38,6 @@ def rms_norm_linear(x, norm_weight, eps, weight, *, residual=None, residual_out=
     x, residual, residual_out, inputs, outputs = _normed(x, norm_weight, eps, residual, residual_out)
     n = _matrix("weight", weight, x, x.shape[1], inputs)
     if bias is not None:
-        if type(weight) is not Int8Weight:
-            raise ValueError("bias: expected None with a float32 weight, got a tensor")
         inputs["bias"] = validate.rows("bias", validate.vector("bias", bias, validate.FLOATS, n, x.device))
     out = plain_output(x, (x.shape[0], n), out, inputs, outputs)
     registry.call(
@@ -109,8 +108,8 @@ def gated_mlp(x, norm_weight, eps, gate_up, down, *, residual=None, residual_out
     y = linear(silu_mul(rms_norm_linear(x, norm_weight, eps, gate_up)), down); with ``activation`` "gelu" or "gelu_tanh"
     ``gelu_mul`` takes the place of ``silu_mul``.
 
-    x : f32, f16 or bf16 [M, H], rows any distance apart; f32 if a weight is a float32 matrix.
-    gate_up : Int8Weight or float32 [2 * I, H], gate above up; down : likewise [N, I].
+    x : f32, f16 or bf16 [M, H], rows any distance apart; f32 if a weight is a float matrix.
+    gate_up : Int8Weight, float32 or bfloat16 [2 * I, H], gate above up; down : likewise [N, I].
     norm_weight, eps, residual, residual_out : as for ``rms_norm``.
     out : [M, N], dtype of x, memory of its own.
 
@@ -154,11 +153,11 @@ def _matrix(name, weight, x, columns, inputs):
         inputs[name], inputs[f"{name}.scale"] = weight.codes, weight.scale
     else:
         if not isinstance(weight, torch.Tensor):
-            raise TypeError(f"{name}: expected an Int8Weight or a float32 matrix, got {type(weight).__name__}")
-        n, k = validate.rows(name, validate.tensor(name, weight, (torch.float32,), 2, x.device)).shape
+            raise TypeError(f"{name}: expected an Int8Weight or a float matrix, got {type(weight).__name__}")
+        n, k = validate.rows(name, validate.tensor(name, weight, _WEIGHTS, 2, x.device)).shape
         inputs[name] = weight
         if x.dtype is not torch.float32:
-            raise TypeError(f"x: expected float32 to go with a float32 {name}, got {x.dtype}")
+            raise TypeError(f"x: expected float32 to go with a float {name}, got {x.dtype}")
     if k != columns:
         raise ValueError(f"{name}: expected rows of {columns} values, got {k}")
     return n

@@ -89,6 +89,7 @@ def linear_f32():
     for n, k in ((1, 1), (17, 6), (33, 130), (64, 192)):
         for rows in (0, 1, 2, 3, 5, 9, 17):
             sk.linear_f32(floats(rows, k), floats(n, k))
+            sk.linear_f32(floats(rows, k), floats(n, k, dtype=torch.bfloat16), floats(n))
 
 
 def attention():

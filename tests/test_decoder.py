@@ -20,8 +20,9 @@ def spaced(*shape, seed=0, dtype=torch.float32):
 
 def weight(n, k, kind, seed=0):
     w = randn(n, k, seed=seed) * k**-0.5
-    if kind == "f32":
-        return torch.cat([w, w], 1)[:, :k]  # rows further apart than they are long
+    if kind in ("f32", "bf16"):
+        w = torch.cat([w, w], 1)[:, :k]  # rows further apart than they are long
+        return w if kind == "f32" else w.bfloat16()
     return sk.pack_int8(w, group_size=16 if kind == "rotated" else 24, rotate=kind == "rotated")
 
 
@@ -54,7 +55,7 @@ def as_tuple(result):
 
 
 def kinds(dtype):
-    return ("plain", "rotated", "f32") if dtype is torch.float32 else ("plain", "rotated")
+    return ("plain", "rotated", "f32", "bf16") if dtype is torch.float32 else ("plain", "rotated")
 
 
 @each_backend
@@ -66,7 +67,7 @@ def test_rms_norm_linear_is_rms_norm_then_linear(backend, dtype):
             w = weight(37, k, kind)
             for rows in ROWS:
                 for x, options in residuals(spaced(rows, k, dtype=dtype)):
-                    bias = None if kind == "f32" or rows % 2 else randn(37, seed=2)
+                    bias = None if rows % 2 else randn(37, seed=2)
                     y, h = normed(x, norm_weight, options)
                     same(
                         as_tuple(sk.rms_norm_linear(x, norm_weight, EPS, w, bias=bias, **options)),
@@ -192,7 +193,8 @@ X, NORM = randn(3, 48), randn(48)
         (TypeError, "weight: expected an Int8Weight", lambda: sk.rms_norm_linear(X, NORM, EPS, None)),
         (ValueError, "weight: expected rows of 48", lambda: sk.rms_norm_linear(X, NORM, EPS, weight(8, 96, "plain"))),
         (ValueError, "weight: expected a contiguous", lambda: sk.rms_norm_linear(X, NORM, EPS, randn(48, 8).T)),
-        (ValueError, "bias: expected None", lambda: sk.rms_norm_linear(X, NORM, EPS, X, bias=randn(3))),
+        (ValueError, "bias: expected shape", lambda: sk.rms_norm_linear(X, NORM, EPS, X, bias=randn(99))),
+        (TypeError, "weight: expected dtype float32 or bf", lambda: sk.rms_norm_linear(X, NORM, EPS, X.half())),
         (
             ValueError,
             "bias: expected shape",

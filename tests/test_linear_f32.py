@@ -59,6 +59,31 @@ def test_a_row_depends_on_that_row_alone(isa, n, k, threads):
         torch.set_num_threads(2)
 
 
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_bf16_weights_are_the_same_weights_in_f32(isa, n, k):
+    x, w, bias = floats(9, k), floats(n, k + 3, seed=1).bfloat16()[:, 1:-2], floats(n, seed=2)
+    for m in (1, 2, 5, 9):
+        assert torch.equal(sk.linear_f32(x[:m], w), sk.linear_f32(x[:m], w.float()))
+        assert torch.equal(sk.linear_f32(x[:m], w, bias), sk.linear_f32(x[:m], w.float(), bias))
+    with sk.use_backend("reference"):
+        assert torch.equal(sk.linear_f32(x, w, bias), sk.linear_f32(x, w.float(), bias))
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_bias_is_added_to_the_rounded_sum(isa, backend, dtype):
+    x, w, bias = floats(9, 40), floats(21, 40, seed=1), floats(21, seed=2).to(dtype)
+    with sk.use_backend(backend):
+        assert torch.equal(sk.linear_f32(x, w, bias), sk.linear_f32(x, w) + bias.float())
+
+
+def test_special_bf16_weights(isa):
+    """Subnormals, signed zeros and infinities widen like any other number."""
+    w = torch.tensor([[1e-40, -0.0, 1.0, 3e38], [float("inf"), 1.0, 1.0, 1.0]]).bfloat16()
+    x = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.5, 0.25, 1.0, 1.0]])
+    assert torch.equal(sk.linear_f32(x, w), sk.linear_f32(x, w.float())) and sk.linear_f32(x, w)[0, 0] == w[0, 0] > 0
+
+
 def test_layouts(isa):
     x, w = floats(4, 3, 50), floats(20, 60, seed=1)
     y = sk.linear_f32(x, w[:, 5:55])
@@ -77,13 +102,18 @@ def test_touches_nothing_else(isa, k, at):
         x, w, out = guarded_like(floats(m, k), at=at), guarded_like(floats(3, k), at=at), guarded((m, 3), torch.float32)
         sk.linear_f32(x, w, out=out)
         assert torch.allclose(out, x @ w.T, atol=1e-5)
+        bias, half = guarded_like(floats(3), at=at), guarded_like(w.bfloat16(), at=at)
+        sk.linear_f32(x, half, bias, out=out)
+        assert torch.allclose(out, x @ half.float().T + bias, atol=1e-5)
 
 
 def test_refusals():
     x, w = floats(2, 8), floats(3, 8)
     cases = [
         (TypeError, "x: expected dtype float32", lambda: sk.linear_f32(x.half(), w)),
-        (TypeError, "weight: expected dtype float32", lambda: sk.linear_f32(x, w.half())),
+        (TypeError, "weight: expected dtype float32 or bfloat16", lambda: sk.linear_f32(x, w.half())),
+        (ValueError, r"bias: expected shape \[3\]", lambda: sk.linear_f32(x, w, x[0])),
+        (TypeError, "bias: expected dtype float32", lambda: sk.linear_f32(x, w, x[0].int())),
         (ValueError, "weight: expected 2 dimensions", lambda: sk.linear_f32(x, w[0])),
         (ValueError, "x: expected a last dimension of 8", lambda: sk.linear_f32(floats(2, 7), w)),
         (ValueError, "weight: expected a contiguous", lambda: sk.linear_f32(floats(2, 3), w.t())),

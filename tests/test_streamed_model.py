@@ -50,7 +50,7 @@ def logits(model, tokens, cache=None, last=None):
     return model.forward(tokens, cache, last=len(tokens) if last is None else last).clone()
 
 
-@pytest.mark.parametrize("dtype", ["int8", "f32"])
+@pytest.mark.parametrize("dtype", ["int8", "bf16", "f32"])
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
 def test_logits_are_those_of_the_resident_model(source, dtype, share):
     resident, _, _ = load_model(source, dtype=dtype, context=64)

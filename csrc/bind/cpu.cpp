@@ -170,6 +170,17 @@ sk::Int8Matrix int8_matrix(int64_t n, int64_t k, int64_t group, bool rotated, ui
   return {{n, k, group, rotated}, pointer<uint8_t>(codes), pointer<float>(scale)};
 }
 
+sk::FloatMatrix float_matrix(uintptr_t data, int type, int64_t n, int64_t k, int64_t stride) {
+  require(type == 0 || type == 2, "float weight: bad dtype");
+  require(n >= 0 && k >= 0, "float weight: bad shape");
+  return {pointer<void>(data), static_cast<sk::Dtype>(type), n, k, stride};
+}
+
+sk::Bias bias_of(uintptr_t data, int type) {
+  require(type >= 0 && type <= 2, "bias: bad dtype");
+  return {pointer<void>(data), static_cast<sk::Dtype>(type)};
+}
+
 sk::RowBlock row_block(int type, uintptr_t data, int64_t rows, int64_t stride, uintptr_t scale, int64_t scale_stride,
                        int64_t scale_groups) {
   require(type >= 0 && type <= 3 && rows >= 0, "rows: bad type or count");
@@ -221,20 +232,20 @@ void bind_linear(Kernels& m) {
          int64_t scale_groups, int64_t n, int64_t k, int64_t group, bool rotated, uintptr_t codes, uintptr_t scale,
          uintptr_t bias, int bias_type, uintptr_t out, int out_type, int64_t out_stride, int threads) {
         require(type != 3 || !rotated, "linear_int8: codes for a rotated weight");
-        require(bias_type >= 0 && bias_type <= 2 && out_type >= 0 && out_type <= 2, "linear_int8: bad dtype");
+        require(out_type >= 0 && out_type <= 2, "linear_int8: bad dtype");
         sk::linear_int8(row_block(type, x, rows, stride, x_scale, scale_stride, scale_groups),
                         int8_matrix(n, k, group, rotated, codes, scale),
-                        {pointer<void>(bias), static_cast<sk::Dtype>(bias_type)},
+                        bias_of(bias, bias_type),
                         {pointer<void>(out), static_cast<sk::Dtype>(out_type), out_stride}, threads);
       },
       release_gil());
   m.def(
       "linear_f32",
-      [](uintptr_t x, int64_t rows, int64_t stride, uintptr_t w, int64_t n, int64_t w_stride, int64_t k, uintptr_t out,
-         int64_t out_stride, int threads) {
-        require(rows >= 0 && n >= 0 && k >= 0, "linear_f32: bad shape");
-        sk::linear_f32({pointer<float>(x), rows, stride}, {pointer<float>(w), n, w_stride}, k, pointer<float>(out),
-                       out_stride, threads);
+      [](uintptr_t x, int64_t rows, int64_t stride, uintptr_t w, int w_type, int64_t n, int64_t k, int64_t w_stride,
+         uintptr_t bias, int bias_type, uintptr_t out, int64_t out_stride, int threads) {
+        require(rows >= 0, "linear_f32: bad shape");
+        sk::linear_f32({pointer<float>(x), rows, stride}, float_matrix(w, w_type, n, k, w_stride),
+                       bias_of(bias, bias_type), pointer<float>(out), out_stride, threads);
       },
       release_gil());
 }
@@ -333,17 +344,12 @@ sk::NormArgs norm(int dtype, uintptr_t x, int64_t rows, int64_t cols, int64_t x_
   return args;
 }
 
-sk::F32Matrix f32_matrix(uintptr_t data, int64_t n, int64_t k, int64_t stride) {
-  require(n >= 0 && k >= 0, "float32 weight: bad shape");
-  return {{pointer<float>(data), n, stride}, k};
-}
-
-using MatrixFields = std::variant<FieldsOf<int8_matrix>, FieldsOf<f32_matrix>>;
+using MatrixFields = std::variant<FieldsOf<int8_matrix>, FieldsOf<float_matrix>>;
 
 sk::Matrix matrix(const MatrixFields& fields, const sk::NormArgs& norm) {
-  require(fields.index() == 0 || norm.dtype == sk::Dtype::kF32, "float32 weight: rows of another dtype");
+  require(fields.index() == 0 || norm.dtype == sk::Dtype::kF32, "float weight: rows of another dtype than float32");
   if (fields.index() == 0) return std::apply(int8_matrix, std::get<0>(fields));
-  return std::apply(f32_matrix, std::get<1>(fields));
+  return std::apply(float_matrix, std::get<1>(fields));
 }
 
 void bind_decoder(Kernels& m) {
@@ -351,9 +357,8 @@ void bind_decoder(Kernels& m) {
       "rms_norm_linear",
       [](FieldsOf<norm> rows, MatrixFields weight, uintptr_t bias, int bias_type, uintptr_t out, int64_t out_stride,
          int threads) {
-        require(bias_type >= 0 && bias_type <= 2, "rms_norm_linear: bad dtype");
         const sk::NormArgs args = std::apply(norm, rows);
-        sk::rms_norm_linear(args, matrix(weight, args), {pointer<void>(bias), static_cast<sk::Dtype>(bias_type)},
+        sk::rms_norm_linear(args, matrix(weight, args), bias_of(bias, bias_type),
                             {pointer<void>(out), out_stride}, threads);
       },
       release_gil());
@@ -412,4 +417,7 @@ PYBIND11_MODULE(_C_cpu, m) {
 
   // ggml
   bind_ggml(kernels);
+
+  // streaming
+  bind_mapping(m);
 }

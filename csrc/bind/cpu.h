@@ -26,5 +26,6 @@ template <auto function>
 using FieldsOf = decltype(fields_of(function));
 
 void bind_verify(py::module_& m);
+void bind_mapping(py::module_& m);
 
 }  // namespace sk::bind

@@ -39,25 +39,25 @@ int64_t rows_of(const Matrix& m) {
         if constexpr (std::is_same_v<std::decay_t<decltype(w)>, Int8Matrix>)
           return w.shape.n;
         else
-          return w.rows.rows;
+          return w.n;
       },
       m);
 }
 
-void multiply(const void* x, Dtype type, int64_t rows, int64_t k, const Matrix& weight, const Int8Bias& bias,
+void multiply(const void* x, Dtype type, int64_t rows, int64_t k, const Matrix& weight, const Bias& bias,
               const PlainRows& out, int threads) {
   if (const Int8Matrix* w = std::get_if<Int8Matrix>(&weight)) {
     linear_int8({static_cast<RowType>(type), x, rows, k, nullptr, 0, 0}, *w, bias, {out.data, type, out.stride},
                 threads);
   } else {
-    linear_f32({static_cast<const float*>(x), rows, k}, std::get<F32Matrix>(weight).rows, k,
+    linear_f32({static_cast<const float*>(x), rows, k}, std::get<FloatMatrix>(weight), bias,
                static_cast<float*>(out.data), out.stride, threads);
   }
 }
 
 }  // namespace
 
-void rms_norm_linear(const NormArgs& norm, const Matrix& weight, const Int8Bias& bias, const PlainRows& out,
+void rms_norm_linear(const NormArgs& norm, const Matrix& weight, const Bias& bias, const PlainRows& out,
                      int threads) {
   thread_local Scratch scratch;
   const int64_t block = norm.rows < kBlock ? norm.rows : kBlock;

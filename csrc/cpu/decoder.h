@@ -10,11 +10,7 @@
 
 namespace sk {
 
-struct F32Matrix {
-  F32Rows rows;
-  int64_t k;
-};
-using Matrix = std::variant<Int8Matrix, F32Matrix>;  // f32 for rows of f32 only
+using Matrix = std::variant<Int8Matrix, FloatMatrix>;  // a FloatMatrix for rows of f32 only
 
 // Rows of the norm's dtype.
 struct PlainRows {
@@ -22,8 +18,8 @@ struct PlainRows {
   int64_t stride;  // in elements
 };
 
-// The output of `norm` and its threads are set here. `bias` is for int8 weights.
-void rms_norm_linear(const NormArgs& norm, const Matrix& weight, const Int8Bias& bias, const PlainRows& out,
+// The output of `norm` and its threads are set here.
+void rms_norm_linear(const NormArgs& norm, const Matrix& weight, const Bias& bias, const PlainRows& out,
                      int threads);
 void gated_mlp(const NormArgs& norm, const Matrix& gate_up, Gate gate, const Matrix& down, const PlainRows& out,
                int threads);

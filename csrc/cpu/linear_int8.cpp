@@ -53,20 +53,18 @@ void multiply_panel(const Int8Rows& x, int64_t rows, const uint8_t* w, const flo
 }
 
 template <class T>
-void store_row(const float* y, const Int8Bias& bias, int64_t first, int64_t count, T* out) {
+void store_row(const float* y, const Bias& bias, int64_t first, int64_t count, T* out) {
   for (int64_t i = 0; i < count; ++i) {
     float v = y[i];
     if (bias.data != nullptr) {
       const int64_t n = first + i;
-      v += bias.type == Dtype::kF32   ? static_cast<const float*>(bias.data)[n]
-           : bias.type == Dtype::kF16 ? to_f32(static_cast<const F16*>(bias.data)[n])
-                                      : to_f32(static_cast<const BF16*>(bias.data)[n]);
+      v += bias[n];
     }
     out[i] = from_f32<T>(v);
   }
 }
 
-void store(const float* y, const Int8Bias& bias, const OutRows& out, int64_t rows, int64_t row0, int64_t first,
+void store(const float* y, const Bias& bias, const OutRows& out, int64_t rows, int64_t row0, int64_t first,
            int64_t count) {
   for (int64_t r = 0; r < rows; ++r, y += kPanelRows) {
     const int64_t at = (row0 + r) * out.stride + first;
@@ -85,7 +83,7 @@ void store(const float* y, const Int8Bias& bias, const OutRows& out, int64_t row
 
 }  // namespace
 
-void multiply(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Int8Bias& bias, const OutRows& out,
+void multiply(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Bias& bias, const OutRows& out,
               int64_t row0, int threads) {
   const Int8Shape& shape = w.shape;
   const int64_t panels = shape.panels(), work = panels * shape.panel_bytes() * (rows > 4 ? rows / 4 : 1);
@@ -100,7 +98,7 @@ void multiply(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Int8Bi
   });
 }
 
-void linear_int8(const RowBlock& x, const Int8Matrix& w, const Int8Bias& bias, const OutRows& out, int threads) {
+void linear_int8(const RowBlock& x, const Int8Matrix& w, const Bias& bias, const OutRows& out, int threads) {
   thread_local Scratch scratch;
   if (x.rows == 0 || w.shape.n == 0) return;
   if (threads < 1) threads = 1;

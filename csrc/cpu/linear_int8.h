@@ -1,14 +1,10 @@
 // y = x * w^T for int8 weights in panels (pack_int8.h): the product that a decoder pass consists of.
 #pragma once
+#include "cpu/bias.h"
 #include "cpu/int8_rows.h"
 #include "cpu/pack_int8.h"
 
 namespace sk {
-
-struct Int8Bias {
-  const void* data;  // null: none
-  Dtype type;
-};
 
 struct OutRows {
   void* data;
@@ -19,11 +15,11 @@ struct OutRows {
 // y[m, n] = sum over groups, ascending, of f32(acc) * f32(s_x * s_w), acc the exact int32 dot product of the codes;
 // then the bias, then one rounding to the output type. x: floats (rotated if the
 // weights are, and quantised here, with the weight's groups) or codes (for weights that are not rotated).
-void linear_int8(const RowBlock& x, const Int8Matrix& w, const Int8Bias& bias, const OutRows& out, int threads);
+void linear_int8(const RowBlock& x, const Int8Matrix& w, const Bias& bias, const OutRows& out, int threads);
 
 // The second half of it: rows 0 .. rows of x, which were put before, to the rows row0 .. of out. x was made for a
 // matrix with w's k, group and rotation; n may differ.
-void multiply(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Int8Bias& bias, const OutRows& out,
+void multiply(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Bias& bias, const OutRows& out,
               int64_t row0, int threads);
 
 }  // namespace sk

@@ -59,7 +59,7 @@ def _norm(x, weight, eps, residual, residual_out):
 
 
 def _matrix(weight):
-    """sk::Int8Matrix or sk::F32Matrix, field by field."""
+    """sk::Int8Matrix or sk::FloatMatrix, field by field."""
     if type(weight) is Int8Weight:
         return weight.native
-    return weight.data_ptr(), *weight.shape, weight.stride(0)
+    return weight.data_ptr(), DTYPE_CODE[weight.dtype], *weight.shape, weight.stride(0)

@@ -1,4 +1,4 @@
-"""Products with packed int8 weights and with f32 weights on the CPU (arguments as in reference/linear.py)."""
+"""Products with packed int8 weights and with float weights on the CPU (arguments as in reference/linear.py)."""
 
 import torch
 
@@ -58,17 +58,17 @@ def linear_int8(x, scale, weight, bias, out):
     )
 
 
-def linear_f32(x, weight, out):
-    n, k = weight.shape
+def linear_f32(x, weight, bias, out):
     native.launch(
         _kernels.linear_f32,
         x.data_ptr(),
         x.shape[0],
         x.stride()[0],
         weight.data_ptr(),
-        n,
+        _TYPE[weight.dtype],
+        *weight.shape,
         weight.stride(0),
-        k,
+        *((0, 0) if bias is None else (bias.data_ptr(), _TYPE[bias.dtype])),
         out.data_ptr(),
         out.stride()[0],
         native.threads(),

@@ -71,5 +71,6 @@ def linear_int8(x, scale, weight, bias, out):
     out.copy_(y)
 
 
-def linear_f32(x, weight, out):
-    out.copy_(x.double() @ weight.double().T)
+def linear_f32(x, weight, bias, out):
+    y = (x.double() @ weight.double().T).float()
+    out.copy_(y if bias is None else y + bias.float())
