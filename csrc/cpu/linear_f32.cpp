@@ -3,8 +3,9 @@
 // AVX-512 register holds the 16 sums, AVX2 needs two, scalar code an array; the bits are the same. bf16 weights are
 // widened on the way, which is exact: the result is that of the same weights in f32, for half the reading.
 //
-// As in linear_int8 the time is that of reading the weights: a weight row meets all rows of x while it is in L1, a few
-// of them at a time. Only outputs are divided between threads.
+// As in linear_int8 the time is that of reading the weights: two weight rows meet all rows of x while they are in L1, a
+// few of them at a time. Two, because a row alone would wait for its own sums, and every load of x serves both. Only
+// outputs are divided between threads.
 #include "cpu/linear_f32.h"
 
 #include <cmath>
@@ -21,9 +22,10 @@ namespace {
 constexpr int kSums = 16;
 constexpr int64_t kRowBytes = 128 << 10;  // of x per sweep over the weights, so that it stays in L2
 
-// out[r * out_stride] = w . x[r], r < R; `share` calls visit the same weights, and each prefetches its part.
-using Dot = void (*)(const void* w, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride,
-                     int share, int turn);
+// out[r * out_stride + c] = w[c] . x[r] for some r < R and c < 1 or 2; `share` calls visit the same weights, and each
+// prefetches its part.
+using Dot = void (*)(const void* w, int64_t w_stride, int64_t k, const float* x, int64_t stride, float* out,
+                     int64_t out_stride, int share, int turn);
 
 template <class W>
 constexpr int64_t kFourLines = 4 * 64 / sizeof(W);  // weights in them
@@ -37,7 +39,7 @@ float tree(const float* s) {
 }
 
 template <class W>
-void dot_scalar(const void* weights, int64_t k, const float* x, int64_t, float* out, int64_t, int, int) {
+void dot_scalar(const void* weights, int64_t, int64_t k, const float* x, int64_t, float* out, int64_t, int, int) {
   const W* w = static_cast<const W*>(weights);
   float sum[kSums] = {};
   int64_t i = 0;
@@ -71,7 +73,8 @@ inline void part_of(const float* w, int64_t count, __m256* lo, __m256* hi) {
   const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), left = _mm256_set1_epi32(static_cast<int>(count));
   *lo = _mm256_maskload_ps(w, _mm256_cmpgt_epi32(left, lane));
   // No address beyond the row, even under an empty mask.
-  *hi = _mm256_maskload_ps(count > 8 ? w + 8 : w, _mm256_cmpgt_epi32(left, _mm256_add_epi32(lane, _mm256_set1_epi32(8))));
+  const __m256i second = _mm256_cmpgt_epi32(left, _mm256_add_epi32(lane, _mm256_set1_epi32(8)));
+  *hi = _mm256_maskload_ps(count > 8 ? w + 8 : w, second);
 }
 inline void part_of(const BF16* w, int64_t count, __m256* lo, __m256* hi) {
   BF16 line[kSums] = {};
@@ -79,30 +82,40 @@ inline void part_of(const BF16* w, int64_t count, __m256* lo, __m256* hi) {
   *lo = eight_of(line), *hi = eight_of(line + 8);
 }
 
-template <class W, int... r>
-void dot_avx2(const void* weights, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride, int share,
-              int turn) {
-  const W* w = static_cast<const W*>(weights);
+template <class W, bool two, int... r>
+void dot_avx2(const void* weights, int64_t w_stride, int64_t k, const float* x, int64_t stride, float* out,
+              int64_t out_stride, int share, int turn) {
+  const W *const w = static_cast<const W*>(weights), *const v = two ? w + w_stride : w;
   __m256 lo[] = {(static_cast<void>(r), _mm256_setzero_ps())...},
-         hi[] = {(static_cast<void>(r), _mm256_setzero_ps())...};
+         hi[] = {(static_cast<void>(r), _mm256_setzero_ps())...},
+         v_lo[] = {(static_cast<void>(r), _mm256_setzero_ps())...},
+         v_hi[] = {(static_cast<void>(r), _mm256_setzero_ps())...};
   const float* row[] = {x + r * stride...};
   const Fetch fetch(Pace::kMemory, share, turn);
+  __m256 w0, w1, v0{}, v1{}, x0, x1;
   int64_t i = 0;
   for (; i + kSums <= k; i += kSums) {
-    if ((i & (kFourLines<W> - 1)) == 0) fetch.four_lines(w + i);
-    const __m256 w0 = eight_of(w + i), w1 = eight_of(w + i + 8);
-    ((lo[r] = _mm256_fmadd_ps(w0, _mm256_loadu_ps(row[r] + i), lo[r]),
-      hi[r] = _mm256_fmadd_ps(w1, _mm256_loadu_ps(row[r] + i + 8), hi[r])),
+    if ((i & (kFourLines<W> - 1)) == 0) {
+      fetch.four_lines(w + i);
+      if (two) fetch.four_lines(v + i);
+    }
+    w0 = eight_of(w + i), w1 = eight_of(w + i + 8);
+    if (two) v0 = eight_of(v + i), v1 = eight_of(v + i + 8);
+    ((x0 = eight_of(row[r] + i), x1 = eight_of(row[r] + i + 8), lo[r] = _mm256_fmadd_ps(w0, x0, lo[r]),
+      hi[r] = _mm256_fmadd_ps(w1, x1, hi[r]), v_lo[r] = two ? _mm256_fmadd_ps(v0, x0, v_lo[r]) : v_lo[r],
+      v_hi[r] = two ? _mm256_fmadd_ps(v1, x1, v_hi[r]) : v_hi[r]),
      ...);
   }
   if (i < k) {
-    __m256 w0, w1, x0, x1;
     part_of(w + i, k - i, &w0, &w1);
+    if (two) part_of(v + i, k - i, &v0, &v1);
     ((part_of(row[r] + i, k - i, &x0, &x1), lo[r] = _mm256_fmadd_ps(w0, x0, lo[r]),
-      hi[r] = _mm256_fmadd_ps(w1, x1, hi[r])),
+      hi[r] = _mm256_fmadd_ps(w1, x1, hi[r]), v_lo[r] = two ? _mm256_fmadd_ps(v0, x0, v_lo[r]) : v_lo[r],
+      v_hi[r] = two ? _mm256_fmadd_ps(v1, x1, v_hi[r]) : v_hi[r]),
      ...);
   }
   ((out[r * out_stride] = tree_avx2(lo[r], hi[r])), ...);
+  if (two) ((out[r * out_stride + 1] = tree_avx2(v_lo[r], v_hi[r])), ...);
 }
 
 SK_TARGET_END
@@ -121,40 +134,52 @@ inline __m512 line_of(const BF16* w) { return widened(_mm256_loadu_si256(reinter
 inline __m512 line_of(const float* w, __mmask16 left) { return _mm512_maskz_loadu_ps(left, w); }
 inline __m512 line_of(const BF16* w, __mmask16 left) { return widened(_mm256_maskz_loadu_epi16(left, w)); }
 
-template <class W, int... r>
-void dot_avx512(const void* weights, int64_t k, const float* x, int64_t stride, float* out, int64_t out_stride,
-                int share, int turn) {
-  const W* w = static_cast<const W*>(weights);
-  __m512 sum[] = {(static_cast<void>(r), _mm512_setzero_ps())...};
+template <class W, bool two, int... r>
+void dot_avx512(const void* weights, int64_t w_stride, int64_t k, const float* x, int64_t stride, float* out,
+                int64_t out_stride, int share, int turn) {
+  const W *const w = static_cast<const W*>(weights), *const v = two ? w + w_stride : w;
+  __m512 sum[] = {(static_cast<void>(r), _mm512_setzero_ps())...},
+         v_sum[] = {(static_cast<void>(r), _mm512_setzero_ps())...};
   const float* row[] = {x + r * stride...};
   const Fetch fetch(Pace::kMemory, share, turn);
+  __m512 w0, v0{}, x0;
   int64_t i = 0;
   for (; i + kSums <= k; i += kSums) {
-    if ((i & (kFourLines<W> - 1)) == 0) fetch.four_lines(w + i);
-    const __m512 line = line_of(w + i);
-    ((sum[r] = _mm512_fmadd_ps(line, _mm512_loadu_ps(row[r] + i), sum[r])), ...);
+    if ((i & (kFourLines<W> - 1)) == 0) {
+      fetch.four_lines(w + i);
+      if (two) fetch.four_lines(v + i);
+    }
+    w0 = line_of(w + i);
+    if (two) v0 = line_of(v + i);
+    ((x0 = line_of(row[r] + i), sum[r] = _mm512_fmadd_ps(w0, x0, sum[r]),
+      v_sum[r] = two ? _mm512_fmadd_ps(v0, x0, v_sum[r]) : v_sum[r]),
+     ...);
   }
   if (i < k) {
     const __mmask16 left = static_cast<__mmask16>((1u << (k - i)) - 1);
-    const __m512 line = line_of(w + i, left);
-    ((sum[r] = _mm512_fmadd_ps(line, line_of(row[r] + i, left), sum[r])), ...);
+    w0 = line_of(w + i, left);
+    if (two) v0 = line_of(v + i, left);
+    ((x0 = line_of(row[r] + i, left), sum[r] = _mm512_fmadd_ps(w0, x0, sum[r]),
+      v_sum[r] = two ? _mm512_fmadd_ps(v0, x0, v_sum[r]) : v_sum[r]),
+     ...);
   }
   ((out[r * out_stride] = tree_avx512(sum[r])), ...);
+  if (two) ((out[r * out_stride + 1] = tree_avx512(v_sum[r])), ...);
 }
 
 SK_TARGET_END
 
-template <class W>
-constexpr Dot kAvx2[] = {dot_avx2<W, 0>, dot_avx2<W, 0, 1>, dot_avx2<W, 0, 1, 2>, dot_avx2<W, 0, 1, 2, 3>};
-template <class W>
-constexpr Dot kAvx512[] = {dot_avx512<W, 0>,
-                           dot_avx512<W, 0, 1>,
-                           dot_avx512<W, 0, 1, 2>,
-                           dot_avx512<W, 0, 1, 2, 3>,
-                           dot_avx512<W, 0, 1, 2, 3, 4>,
-                           dot_avx512<W, 0, 1, 2, 3, 4, 5>,
-                           dot_avx512<W, 0, 1, 2, 3, 4, 5, 6>,
-                           dot_avx512<W, 0, 1, 2, 3, 4, 5, 6, 7>};
+template <class W, bool two>
+constexpr Dot kAvx2[] = {dot_avx2<W, two, 0>, dot_avx2<W, two, 0, 1>};
+template <class W, bool two>
+constexpr Dot kAvx512[] = {dot_avx512<W, two, 0>,
+                           dot_avx512<W, two, 0, 1>,
+                           dot_avx512<W, two, 0, 1, 2>,
+                           dot_avx512<W, two, 0, 1, 2, 3>,
+                           dot_avx512<W, two, 0, 1, 2, 3, 4>,
+                           dot_avx512<W, two, 0, 1, 2, 3, 4, 5>,
+                           dot_avx512<W, two, 0, 1, 2, 3, 4, 5, 6>,
+                           dot_avx512<W, two, 0, 1, 2, 3, 4, 5, 6, 7>};
 
 #endif  // SK_X86
 
@@ -162,17 +187,17 @@ template <class W>
 constexpr Dot kScalar[] = {dot_scalar<W>};
 
 struct Kernels {
-  const Dot* dot;  // dot[i] takes i + 1 rows
-  int rows;        // how many at most
+  const Dot *one, *two;  // for one weight row and for two; [i] takes i + 1 rows of x
+  int rows;              // how many at most
 };
 
 template <class W>
 Kernels kernels() {
 #if SK_X86
-  if (isa() == Isa::kAvx512) return {kAvx512<W>, 8};
-  if (isa() == Isa::kAvx2) return {kAvx2<W>, 4};
+  if (isa() == Isa::kAvx512) return {kAvx512<W, false>, kAvx512<W, true>, 8};
+  if (isa() == Isa::kAvx2) return {kAvx2<W, false>, kAvx2<W, true>, 2};
 #endif
-  return {kScalar<W>, 1};
+  return {kScalar<W>, nullptr, 1};
 }
 
 template <class W>
@@ -186,16 +211,20 @@ void multiply(const F32Rows& x, const FloatMatrix& w, const Bias& bias, float* o
     const int64_t bytes = w.n * k * static_cast<int64_t>(sizeof(W)) * (rows > 4 ? rows / 4 : 1);
     parallel_for(threads, w.n, even_grain(w.n, bytes, threads), [&](int64_t begin, int64_t end) {
       const IeeeMode ieee;
-      for (int64_t n = begin; n < end; ++n) {
+      const int64_t together = kernel.two != nullptr ? 2 : 1;
+      for (int64_t n = begin; n < end; n += together) {
+        const int64_t columns = end - n < together ? end - n : together;
+        const Dot* const dot = columns == 2 ? kernel.two : kernel.one;
         const W* weights = static_cast<const W*>(w.data) + n * w.stride;
         float* const column = out + row0 * out_stride + n;
         for (int64_t r = 0; r < rows; r += take) {
           const int64_t count = rows - r < take ? rows - r : take;
-          kernel.dot[count - 1](weights, k, x.data + (row0 + r) * x.stride, x.stride, column + r * out_stride,
-                                out_stride, share, static_cast<int>(r / take));
+          dot[count - 1](weights, w.stride, k, x.data + (row0 + r) * x.stride, x.stride, column + r * out_stride,
+                         out_stride, share, static_cast<int>(r / take));
         }
         if (bias.data != nullptr)
-          for (int64_t r = 0; r < rows; ++r) column[r * out_stride] += bias[n];
+          for (int64_t r = 0; r < rows; ++r)
+            for (int64_t c = 0; c < columns; ++c) column[r * out_stride + c] += bias[n + c];
       }
     });
   }
