@@ -16,6 +16,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
+from readers import Disk
 from specdec_kernels.stream import StreamError
 from specdec_kernels.stream.footprint import footprint
 from specdec_kernels.stream.pack import Pack
@@ -24,23 +25,15 @@ from specdec_kernels.stream.weight_stream import WeightStream
 from streams import PAGE, contents, descriptors_of, parts, plan_of, run_pass, same, settled, threads_of, write_pack
 
 
-def preadv(fd, view, offset):
-    return os.preadv(fd, [view], offset)
+class Reads(Disk):
+    """A disk that can be stopped: while ``gate`` is a closed event, nothing is read."""
 
-
-class Reads:
-    """Stands in for the system's read: delays each by up to ``delay`` seconds, and counts."""
-
-    def __init__(self, delay=0.0, seed=0):
-        self.delay, self.rng, self.count, self.gate = delay, random.Random(seed), 0, None
+    gate = None
 
     def __call__(self, fd, view, offset):
-        self.count += 1
         if self.gate is not None:
-            self.gate.wait()
-        if self.delay:
-            time.sleep(self.delay * self.rng.random())
-        return preadv(fd, view, offset)
+            self.gate.wait(20)
+        return super().__call__(fd, view, offset)
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +68,7 @@ def test_report_1_every_number_of_blocks_and_slots(packs, count, slots):
     for resident in ((), range(0, count, 3)):
         if len(resident) == count:
             continue
-        with opened(pack, slots, resident, pread=Reads(0.0005, seed=slots)) as stream:
+        with opened(pack, slots, resident, pread=Reads(delay=0.0005, seed=slots)) as stream:
             for number in range(3):
                 assert run_pass(stream, expected) == list(range(count))
                 stats = stream.stats
@@ -96,7 +89,7 @@ def test_report_2_orders_that_nobody_foresaw(packs, count, slots):
     """Blocks left out, repeated, turned round, in another order every time, passes broken off in between."""
     pack, expected = packs(count)
     rng = random.Random(10 * count + slots)
-    with opened(pack, slots, [1], pread=Reads(0.0005)) as stream:
+    with opened(pack, slots, [1], pread=Reads(delay=0.0005)) as stream:
         for _ in range(25):
             order = rng.choice(
                 [
@@ -302,12 +295,12 @@ def test_the_next_pass_begins_while_the_caller_does_something_else(packs):
         _settle(stream)
         ahead = stream.stats.bytes_read - stream.stats.streamed_bytes
         assert ahead == sum(pack.blocks[index].nbytes for index in range(3))  # all slots, of the blocks that come first
-        count = reads.count
+        count = len(reads.reads)
         reads.gate = threading.Event()  # from here on nothing is read
         iterator = stream.blocks()
         for index in range(3):
             assert same(parts(next(iterator).tensors), expected[index])
-        assert reads.count <= count + 2
+        assert len(reads.reads) <= count + 2
         reads.gate.set()
         assert [block.index for block in iterator] == [3, 4, 5, 6, 7]
 

@@ -9,6 +9,7 @@ The files are compared with what they were when they were opened at both ends of
 in between raises StreamError before a result can be used. Every block's checksum is tested when it is first read.
 """
 
+import logging
 import os
 import threading
 import time
@@ -19,9 +20,12 @@ from typing import NamedTuple
 
 from .errors import StreamError
 from .loads import Loads
+from .mapping import map_pack
 from .memory import aligned_empty
 from .pack import Pack
 from .slots import Slots, windows
+
+log = logging.getLogger("specdec_kernels.stream")
 
 AHEAD = 4  # resident blocks that are read at the same time while loading
 ORDERS = 16  # whose windows are kept
@@ -90,8 +94,7 @@ class WeightStream:
             raise
 
     def _open(self, verify, progress, poison, options):
-        if self.plan.mapped and self._map():
-            progress(1.0)
+        if self.plan.mapped and self._map(verify, progress):
             return
         self._loads = Loads(self.pack, verify, options)
         self._load_resident(progress)
@@ -104,15 +107,22 @@ class WeightStream:
         self._peak_bytes += self._slots.nbytes
         self._use(self._order)
 
-    def _map(self):
+    def _map(self, verify, progress):
         """Whether the blocks can be used where the file is mapped; if not, they are read like any resident ones."""
         try:
-            from .mapping import map_pack
-        except ImportError:
+            mapping = map_pack(self.pack)
+        except StreamError as error:
+            log.info("%s is read into memory instead of mapped: %s", self.pack.path, error)
             return False
-        self._mapping = map_pack(self.pack)
+        self._mapping, done = mapping, 0
         for index in self.plan.resident:
-            self._keep(index, self._mapping[index])
+            if verify:
+                self.pack.check_block(index, mapping.memory(index))
+            self._keep(index, mapping[index])
+            done += self.plan.sizes[index]
+            progress(done / self.plan.resident_bytes)
+        mapping.check()
+        self._peak_bytes = self.plan.resident_bytes
         return True
 
     def _load_resident(self, progress):
