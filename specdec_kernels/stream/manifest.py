@@ -16,6 +16,7 @@ import json
 import torch
 
 from ..int8_weight import LAYOUT, VERSION, _shapes, check_group, check_rotation
+from ..validate import FLOATS
 from .blocks import ALIGNMENT, PART_ALIGNMENT, Block, Part, Piece, Range
 from .errors import PackError
 from .files import show
@@ -25,8 +26,8 @@ FORMAT, PACK_VERSION = "specdec-pack", "1"
 INT8_LAYOUT = f"{LAYOUT}/{VERSION}"
 
 
-def parse_manifest(entries, metadata, path):
-    """``(config, blocks, order, matrices)`` of a pack; PackError says what is wrong and where."""
+def parse_manifest(entries, metadata, path, size):
+    """``(config, blocks, order, matrices)`` of a pack of ``size`` bytes; PackError says what is wrong."""
     found = metadata.get("format")
     if found != FORMAT:
         raise PackError(f"{path}: no pack, but a plain safetensors file (format {show(found)}); convert it first")
@@ -37,7 +38,7 @@ def parse_manifest(entries, metadata, path):
     except (ValueError, RecursionError) as error:
         raise PackError(f"{path}: the description of the blocks is no JSON: {str(error)[:200]}") from None
     try:
-        return _Manifest(entries).pack(pack)
+        return _Manifest(entries, size).pack(pack)
     except _Wrong as error:
         raise PackError(f"{path}: {error}") from None
 
@@ -47,8 +48,9 @@ class _Wrong(ValueError):
 
 
 class _Manifest:
-    def __init__(self, entries):
-        self.entries, self.used = entries, set()
+    def __init__(self, entries, size):
+        self.entries, self.used, self.size = entries, set(), size
+        self.begin = min((entry.offset for entry in entries.values()), default=size)
 
     def pack(self, value):
         keys = ("config", "blocks", "order", "matrices")
@@ -72,10 +74,11 @@ class _Manifest:
         if not isinstance(name, str):
             raise _Wrong(f"block {index}: name: expected a string, got {show(name)}")
         what = f"block {show(name)}"
-        if not all(is_count(n) and n % ALIGNMENT == 0 for n in (offset, nbytes)):
-            raise _Wrong(
-                f"{what}: expected multiples of {ALIGNMENT} as offset and nbytes, got {show(offset)}, {show(nbytes)}"
-            )
+        if not all(is_count(n) and n > 0 and n % ALIGNMENT == 0 for n in (offset, nbytes)):
+            got = f"{show(offset)} and {show(nbytes)}"
+            raise _Wrong(f"{what}: expected multiples of {ALIGNMENT} above 0 as offset and nbytes, got {got}")
+        if offset < self.begin or offset + nbytes > self.size:
+            raise _Wrong(f"{what}: expected bytes {self.begin} to {self.size}, got {offset} to {offset + nbytes}")
         if before is not None and offset < before.ranges[0].offset + before.nbytes:
             raise _Wrong(f"{what}: overlaps the block before it")
         if not is_count(crc32) or crc32 >= 2**32:
@@ -145,9 +148,10 @@ def check_matrix(blocks, name, parts):
         block, part = pair if isinstance(pair, (list, tuple)) and len(pair) == 2 else (None, None)
         if not is_count(block) or block >= len(blocks) or not isinstance(part, str) or part not in blocks[block].parts:
             raise _Wrong(f"matrix {show(name)}: expected [block, part] of this pack, got {show(pair)}")
-        shape = blocks[block].parts[part].shape
-        if len(shape) != 2:
-            raise _Wrong(f"matrix {show(name)}: part {show(part)}: expected a matrix, got shape {show(shape)}")
+        shape, dtype = blocks[block].parts[part].shape, blocks[block].parts[part].dtype
+        if len(shape) != 2 or dtype not in (torch.int8, *FLOATS) or not shape[1]:
+            form = f"{list(shape)} of {dtype}"
+            raise _Wrong(f"matrix {show(name)}: part {show(part)}: expected a matrix of int8 or floats, got {form}")
         columns.add(shape[1])
         result.append((block, part))
     if len(columns) != 1:

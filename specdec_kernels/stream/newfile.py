@@ -25,7 +25,7 @@ class NewFile:
         self.path = os.path.realpath(os.fspath(path))
         self._folder, self._base = os.path.split(self.path)
         self._name = None  # the temporary name, if there is one
-        self._mode = 0o666
+        self._mode = None  # of the file that is replaced
         with contextlib.suppress(FileNotFoundError):
             status = os.stat(self.path)
             if not stat.S_ISREG(status.st_mode):
@@ -35,7 +35,7 @@ class NewFile:
         self._fd = self._unnamed()
         if self._fd is None:
             self._name = self._temporary()
-            self._fd = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, self._mode)
+            self._fd = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         self._lock(self._fd)
 
     def _unnamed(self):
@@ -43,7 +43,7 @@ class NewFile:
         if flag is None or not os.path.exists("/proc/self/fd"):
             return None
         try:
-            return os.open(self._folder, flag | os.O_RDWR | _BINARY, self._mode)
+            return os.open(self._folder, flag | os.O_RDWR | _BINARY, 0o666)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
                 return None  # this file system, or kernel, does not have it; ENOENT is reported with the name
@@ -82,6 +82,9 @@ class NewFile:
 
     def commit(self):
         """Puts the file in its place: readers see the old one or the whole new one."""
+        if self._mode is not None and hasattr(os, "fchmod"):
+            with contextlib.suppress(OSError):  # a file system without modes
+                os.fchmod(self._fd, self._mode)
         os.fsync(self._fd)
         if self._name is None:
             self._name = self._temporary()

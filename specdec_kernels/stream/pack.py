@@ -53,7 +53,7 @@ class Pack:
             return source
         file = PackFile(source)
         try:
-            pack = cls([file], *parse_manifest(*header_of(file), file.path))
+            pack = cls([file], *parse_manifest(*header_of(file), file.path, file.size))
             file.check_unchanged()
             return pack
         except BaseException:

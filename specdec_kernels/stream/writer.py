@@ -52,7 +52,7 @@ class PackWriter:
         self._crc = 0
         for part, value in parts.items():
             described.append(self._part(f"{name}.{part}", part, value))
-        self._pad(ALIGNMENT)
+        self._pad(ALIGNMENT, self._size == start)
         nbytes = self._size - start
         block = {"name": name, "offset": start, "nbytes": nbytes, "crc32": self._crc, "parts": described}
         self._blocks.append(block)
@@ -122,8 +122,9 @@ class PackWriter:
         self._describe(name, TAGS[value.dtype], list(value.shape), value.nbytes)
         self._append(view_of(value.detach().cpu().contiguous()))
 
-    def _pad(self, multiple):
-        rest = -self._size % multiple
+    def _pad(self, multiple, empty=False):
+        """Zeros up to the next multiple, or a whole ``multiple`` of them for an ``empty`` block."""
+        rest = multiple if empty else -self._size % multiple
         if rest:
             self._describe(f"_pad.{self._pads}", "U8", [rest], rest)
             self._pads += 1
