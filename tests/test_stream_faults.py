@@ -423,6 +423,12 @@ class Landing:
     def __init__(self, rng, eager):
         self.rng, self.eager, self.flying = rng, eager, {}
 
+    def fill(self, memory, value):
+        memory.fill_(value)
+
+    def leave(self, memory):
+        pass
+
     def start(self, index, memory):
         assert memory.data_ptr() not in self.flying, "two reads into one slot"
         load = Flight(self, index, memory)
@@ -452,9 +458,7 @@ def test_slots_with_reads_that_land_at_the_worst_moment(eager):
     rng = random.Random(int(10 * eager))
     for _ in range(150):
         count, number = rng.randint(1, 7), rng.randint(1, 4)
-        slots = Slots(
-            [torch.zeros(8, dtype=torch.uint8) for _ in range(number)], Landing(rng, eager).start, poison=True
-        )
+        slots = Slots([torch.zeros(8, dtype=torch.uint8) for _ in range(number)], Landing(rng, eager), poison=True)
         for _ in range(4):
             order = [rng.randrange(count) for _ in range(rng.randint(1, 9))] if rng.random() < 0.5 else range(count)
             each = windows(order, (), len(slots))
