@@ -44,7 +44,7 @@ def command(monkeypatch, capsys):
     """Runs the command line in this process: (exit code, stdout, stderr)."""
     loaded = []
 
-    def load(target, progress=None, **settings):
+    def load(target, draft="auto", progress=None, **settings):
         loaded.append((target, settings))
         return scripted_pair(**settings)
 
@@ -70,7 +70,7 @@ def test_json_is_one_object(command):
     assert report["tokens"] == SAYS[:6] and report["usage"]["completion_tokens"] == 6
     assert {"rounds", "proposed", "evaluated", "accepted", "acceptance_rate", "tokens_per_pass", "per_position",
             "draft_ms", "verify_ms", "k_history", "theta", "off_reason"} <= set(report["speculation"])  # fmt: skip
-    assert set(report["memory"]) == {"budget", "peak", "resident", "streamed_bytes"}
+    assert set(report["memory"]) == {"budget", "peak", "resident", "streamed_bytes", "released"}
     assert {"load_s", "prefill_ms", "tokens_per_second"} <= set(report["timing"])
     assert report["backend"] and report["settings"]["seed"] == 7
 

@@ -44,7 +44,7 @@ def test_the_shipped_balance_is_for_this_model(pair):
 
 
 def test_loading_makes_the_passes_of_the_first_round(pair):
-    costs = pair._costs
+    costs = pair._target.version.costs
     assert costs is not None and pair.costs is costs
     (pages,) = pair.model._spare
     assert {rows for rows, *_ in pages.passes} >= set(range(1, 10)) and all(pages.passes.values())

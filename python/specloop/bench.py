@@ -39,7 +39,7 @@ def run(pair, prompts, *, model="", draft="auto", k="auto", max_new_tokens=64, r
 
     if repeat < 1:
         raise OptionError(f"repeat: expected an integer >= 1, got {repeat}")
-    check_request(draft=draft, k=k, max_new_tokens=max_new_tokens)
+    check_request(draft=draft, k=k, max_new_tokens=max_new_tokens, loaded=pair.draft)
     options = {"max_new_tokens": max_new_tokens, "temperature": 0.0}
     sides = {
         "plain": lambda p: pair.generate(p, **options, draft="none"),

@@ -30,7 +30,7 @@ app = typer.Typer(
 )
 
 Model = Annotated[str, typer.Option("--model", help="smollm2, or the path of a GGUF, a pack, or a Hugging Face folder")]
-Draft = Annotated[str, typer.Option("--draft", help="auto, lookup or none")]
+Draft = Annotated[str, typer.Option("--draft", help="auto, lookup, none, or a model's path")]
 K = Annotated[str, typer.Option("--k", help="drafts per round: auto, or a number")]
 Dtype = Annotated[str, typer.Option("--dtype", help="int8, bf16 or f32")]
 Kv = Annotated[str, typer.Option("--kv", help="key-value cache: int8, f16 or f32")]
@@ -66,10 +66,10 @@ def generate(
     as_json: Json = False,
 ):
     """Continue or answer a prompt."""
-    from .options import check_request
+    from .options import check_draft_model, check_request
 
     options = {
-        "draft": draft,
+        "draft": check_draft_model(draft),
         "k": _k(k),
         "rule": rule,
         "temperature": temperature,
@@ -81,10 +81,10 @@ def generate(
         "stop": stop or (),
         "chat": chat,
     }
-    check_request(**options)  # before seconds go into loading
+    check_request(**options, loaded=options["draft"])  # before seconds go into loading
     text = _stdin() if prompt == "-" else prompt
     loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
-    pair = _load(model, memory_budget=_bytes(memory_budget), **loading)
+    pair = _load(model, options["draft"], memory_budget=_bytes(memory_budget), **loading)
     stream = pair.stream(text, **options)
     with _interrupts(stream.cancel):
         for event in stream:
@@ -121,11 +121,13 @@ def bench(
 ):
     """Plain and speculative decoding side by side, on the same prompts, taking turns."""
     from . import bench as measure
+    from .options import check_draft_model
 
     if plot is not None:
         measure.check_plot(plot)
     chosen = measure.load_prompts(category or (), prompts)
-    pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads, memory_budget=_bytes(memory_budget))
+    loading = {"dtype": dtype, "kv": kv, "context": context, "threads": threads}
+    pair = _load(model, check_draft_model(draft), memory_budget=_bytes(memory_budget), **loading)
     options = {"draft": draft, "k": _k(k), "max_new_tokens": max_new_tokens, "repeat": repeat}
     report = measure.run(pair, chosen, model=model, progress=_progress, **options)
     print(json.dumps(report) if as_json else measure.table(report))
@@ -248,12 +250,12 @@ def _stdin():
     return sys.stdin.read()
 
 
-def _load(model, **options):
+def _load(model, draft="auto", **options):
     """Loads, with a progress bar if someone is looking."""
     from .pair import load
 
     done = [0.0]
-    pair = load(model, progress=lambda fraction: done.__setitem__(0, fraction), **options)
+    pair = load(model, draft, progress=lambda fraction: done.__setitem__(0, fraction), **options)
     while not pair.ready(timeout=0.1):
         _progress("loading", done[0])
     _progress(None, 1.0)

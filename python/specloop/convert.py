@@ -53,6 +53,14 @@ def convert(checkpoint, path, *, dtype="int8", progress=None):
     filler.finish()
 
 
+def weights_nbytes(checkpoint, dtype):
+    """Bytes of all that a pass needs, padding aside."""
+    plan = Blueprint(checkpoint, dtype)
+    parts = [part for layer in plan.layers for part in layer.values()] + [plan.head, Vector(plan.norm)]
+    parts += [] if plan.tied else [plan.embedding]
+    return sum(_nbytes(part, dtype) for part in parts)
+
+
 def _nbytes(part, dtype):
     """Bytes of a part in the pack, padding aside."""
     if isinstance(part, Vector):

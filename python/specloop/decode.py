@@ -1,7 +1,8 @@
 """The decode loop: draft, verify, commit, adapt. Plain decoding is the same loop with K = 0.
 
 ``request.ids`` (prompt, then what was emitted) is the single truth. The cache always holds all of it but the last id,
-the *pending* one, whose row comes first in the next pass; the draft is told of committed ids only. One round:
+the *pending* one, whose row comes first in the next pass; the draft is told of committed ids only. So decoding can end
+after any round and begin again, with another cache or another model: it fills the cache from the ids. One round:
 
     K drafts d_1..d_K  ->  forward(pending, d_1, .., d_K) -> K + 1 rows  ->  verify -> d_1..d_tau and one more token
 
@@ -46,6 +47,7 @@ class Request:
     sampling: Sampling = Sampling()
     stop: Callable[[int], bool] = lambda token: False  # sees every emitted id once; True = the text ends with it
     cancelled: Callable[[], bool] = lambda: False
+    moved: Callable[[], bool] = lambda: False  # True: decoding is to end after this round, and to begin again elsewhere
     finish_reason: str | None = None  # "stop", "length" or "cancelled" once it has ended
     stats: Stats = field(default_factory=Stats)
 
@@ -53,17 +55,18 @@ class Request:
 def decode(
     model: Model, cache: Cache, request: Request, draft: GuardedDraft, controller, lock=None
 ) -> Iterator[tuple[int, bool]]:
-    """Yields (emitted id, whether the draft had it) one by one until ``request.finish_reason`` is set.
+    """Yields (emitted id, whether the draft had it) one by one until ``request.finish_reason`` is set or it has moved.
 
     Every id is in ``request.ids`` before it is yielded and none is there that was not; the caller may close the
     generator at any time. ``lock`` is held while the model's scratch memory is in use, so several requests may take
-    turns on one model. Raises ModelFault if the logits leave no token to emit.
+    turns on one model; in it ``request.moved`` is asked again before each pass. Raises ModelFault if the logits leave
+    no token to emit.
     """
     ids, stats, lock = request.ids, request.stats, lock or contextlib.nullcontext()
     clock = _Clock(stats.timing)
     try:
         _prefill(model, cache, request, lock)
-        while _may_go_on(request):
+        while _may_go_on(request) and not request.moved():
             clock.start()
             outlook = draft.outlook(ids)
             k = min(controller.choose(outlook), request.limit - len(ids) - 1)
@@ -71,8 +74,9 @@ def decode(
 
             started = time.perf_counter()
             with lock:
-                logits = model.forward([ids[-1], *drafts], cache, last=len(drafts) + 1)
-                tokens, accepted, flags = _verify(logits, drafts, len(ids), request.sampling)
+                if request.moved():
+                    break
+                tokens, accepted, flags = _pass(model, cache, ids, drafts, request.sampling)
             seconds = time.perf_counter() - started
 
             before = len(ids)
@@ -110,8 +114,17 @@ def _prefill(model, cache, request, lock):
     last = len(request.ids) - 1
     while cache.length < last and _may_go_on(request):
         with lock:
+            if request.moved():
+                break
             model.forward(request.ids[cache.length : min(cache.length + PREFILL_CHUNK, last)], cache, last=0)
-    request.stats.timing.prefill_seconds = time.perf_counter() - started
+    timing = request.stats.timing
+    timing.prefill_seconds = (timing.prefill_seconds or 0.0) + time.perf_counter() - started
+
+
+def _pass(model, cache, ids, drafts, sampling):
+    """The target's verdict on the drafts after the committed ``ids``."""
+    logits = model.forward([ids[-1], *drafts], cache, last=len(drafts) + 1)
+    return _verify(logits, drafts, len(ids), sampling)
 
 
 def _may_go_on(request) -> bool:

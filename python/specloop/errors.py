@@ -39,6 +39,18 @@ class WeightsError(SpecloopError, RuntimeError):
     """Weights that stream can't be had any more: the file changed or could not be read. What was emitted stands."""
 
 
+class LoadCancelled(SpecloopError, RuntimeError):
+    """``Pair.cancel_load`` ended the loading, or the pair was closed meanwhile."""
+
+
+class PairClosed(SpecloopError, RuntimeError):
+    """The pair was closed: its models are gone. What running requests had emitted stands."""
+
+
+class OutOfMemory(SpecloopError, MemoryError):
+    """An allocation failed, and all was given back that can be. What was emitted stands."""
+
+
 @contextlib.contextmanager
 def translated():
     """What specdec_kernels.stream raises, as errors of specloop."""

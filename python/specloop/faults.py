@@ -12,7 +12,10 @@ SLOW_SECONDS = 1.0  # a proposal that takes this long is a fault, too
 
 
 class GuardedDraft:
-    """A draft as the decode loop uses it: never raises, never proposes an id that is out of range. None = no draft."""
+    """A draft as the decode loop uses it: never raises, never proposes an id that is out of range. None = no draft.
+
+    One thread uses it; ``let_go`` may be called from any.
+    """
 
     def __init__(self, draft: Draft | None, vocab_size: int, eos_ids: Collection[int] = ()):
         self.draft = draft
@@ -21,16 +24,23 @@ class GuardedDraft:
         self.faults: list[str] = []
         self.seconds = 0.0
         self._lost = True  # the draft's state has to be built from the committed ids
+        self._gone: str | None = None
+
+    def let_go(self, why: str) -> None:
+        """Frees the draft: from the next round on there is none."""
+        self._gone, self.draft = why, None
 
     @property
     def off_reason(self) -> str | None:
+        if self._gone is not None:
+            return self._gone
         if len(self.faults) < MOST_FAULTS:
             return None
         return f"the draft failed {len(self.faults)} times; last: {self.faults[-1]}"
 
     def outlook(self, ids: Sequence[int]) -> tuple[int, int]:
         """The draft's outlook after the committed ``ids``; (0, 0) if there is no draft or it failed."""
-        if self.draft is None or len(self.faults) >= MOST_FAULTS:
+        if len(self.faults) >= MOST_FAULTS:
             return 0, 0
         return self._guard(self._outlook, ids) or (0, 0)
 
@@ -39,19 +49,22 @@ class GuardedDraft:
         return self._guard(self._propose, k) or [] if k else []
 
     def append(self, ids: Sequence[int]) -> None:
-        if self.draft is not None and not self._lost:
-            self._guard(self.draft.append, ids)
+        if not self._lost:
+            self._guard(self._append, ids)
 
-    def _outlook(self, ids):
+    def _append(self, draft, ids):
+        draft.append(ids)
+
+    def _outlook(self, draft, ids):
         if self._lost:
-            self.draft.begin(ids)
+            draft.begin(ids)
             self._lost = False
-        strength, limit = self.draft.outlook()
+        strength, limit = draft.outlook()
         return int(strength), int(limit)
 
-    def _propose(self, k):
+    def _propose(self, draft, k):
         start = time.perf_counter()
-        proposal = [int(token) for token in self.draft.propose(k)]
+        proposal = [int(token) for token in draft.propose(k)]
         if time.perf_counter() - start > SLOW_SECONDS:
             raise TimeoutError(f"a proposal took more than {SLOW_SECONDS:.0f} s")
         if len(proposal) > k:
@@ -64,9 +77,11 @@ class GuardedDraft:
         return proposal
 
     def _guard(self, call, argument):
-        start = time.perf_counter()
+        draft, start = self.draft, time.perf_counter()
+        if draft is None:
+            return None
         try:
-            return call(argument)
+            return call(draft, argument)
         except Exception as error:
             self.faults.append(f"{type(error).__name__}: {error}")
             self._lost = True

@@ -15,7 +15,9 @@ from .models.llama import Llama
 from .models.weights import Layer, Resident, Streamed
 
 
-def load_model(name, *, dtype="int8", kv="int8", context=2048, device="cpu", progress=None, memory_budget=None):
+def load_model(
+    name, *, dtype="int8", kv="int8", context=2048, device="cpu", progress=None, memory_budget=None, reserved=None
+):
     """Loads a model of the llama family: returns (model, tokenizer, chat template or None).
 
     ``name``: "smollm2" or a path: a GGUF, a folder as Hugging Face has them, or a pack. ``dtype``: "int8" (group-wise
@@ -25,6 +27,7 @@ def load_model(name, *, dtype="int8", kv="int8", context=2048, device="cpu", pro
     ``memory_budget``: bytes, or "120MB", "120MiB", for weights, cache, workspace and logits together; what does not fit
     of the weights is read from a pack in every pass. A model that is no pack is converted first, and its pack kept in
     the user's cache folder. None: all weights in memory; a pack is mapped, and shared with other processes that do so.
+    ``reserved``: {name: bytes} of the budget that something else needs: a draft.
 
     Raises ModelError (unknown model, architecture, shapes), FormatError (malformed file), BudgetError, OptionError.
     """
@@ -34,15 +37,15 @@ def load_model(name, *, dtype="int8", kv="int8", context=2048, device="cpu", pro
         raise ModelError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
     device, path = choose_device(device), find_model(name)
     options = {"kv": kv, "context": context, "name": str(name)}
+    budgeted = {"device": device, "memory_budget": memory_budget, "reserved": reserved}
     if is_pack(path):
-        streamed = {"device": device, "memory_budget": memory_budget, "progress": progress}
-        return load_pack(path, dtype=dtype, **streamed, **options)
+        return load_pack(path, dtype=dtype, progress=progress, **budgeted, **options)
     with open_checkpoint(path) as checkpoint:
         if memory_budget is not None:
             from .convert import cached_pack
 
             path = cached_pack(checkpoint, dtype=dtype, progress=progress)
-            return load_pack(path, dtype=dtype, device=device, memory_budget=memory_budget, **options)
+            return load_pack(path, dtype=dtype, **budgeted, **options)
         tokenizer = checkpoint.tokenizer()
         weights = resident_weights(checkpoint, dtype, progress)
         model = Llama(checkpoint.config, weights, eos_ids=tokenizer.eos_ids, **options)
@@ -73,7 +76,7 @@ def resident_weights(checkpoint, dtype, progress=None):
     return Resident(embedding, layers, plan.norm, head)
 
 
-def load_pack(path, *, dtype, kv, context, device, memory_budget, name, progress=None, reader=None):
+def load_pack(path, *, dtype, kv, context, device, memory_budget, name, progress=None, reserved=None, reader=None):
     """A model over a pack: mapped if all of it may be in memory, else some blocks resident and the others streamed.
 
     ``reader``: options of :class:`specdec_kernels.stream.Reader` (engine, threads, limit, depth).
@@ -90,9 +93,8 @@ def load_pack(path, *, dtype, kv, context, device, memory_budget, name, progress
             if kind != dtype:
                 raise ModelError(f"dtype: the pack {path} holds {kind}, got {dtype!r}")
             tokenizer, template = restored(pack, path)
-            plan = stream.plan(
-                pack, budget=memory_budget, device=device, reserved=needs(config, kv=kv, context=context)
-            )
+            needed = needs(config, kv=kv, context=context) | (reserved or {})
+            plan = stream.plan(pack, budget=memory_budget, device=device, reserved=needed)
             weights = Streamed(stream.WeightStream(pack, plan, progress=progress, **(reader or {})), device)
         except BaseException:
             pack.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
@@ -54,11 +55,13 @@ def check_request(
     rule="lossless",
     theta=None,
     chat=None,
+    loaded=None,
 ) -> Options:
     """The options of one request, checked.
 
     ``seed`` None draws one where it matters. ``chat`` None uses the chat template if the model has one. ``stop`` is a
     string or several; the text ends before the first to be complete. ``k``: "auto" or drafts per round.
+    ``draft``: "auto" is ``loaded``, the pair's; others are "lookup" and "none".
     """
     if rule != "lossless":
         raise OptionError(f"rule: expected 'lossless', got {rule!r} ({_LATER})")
@@ -77,20 +80,39 @@ def check_request(
         min_p=_real("min_p", min_p, 0.0, 1.0),
         seed=_integer("seed", seed, -(2**63), 2**63 - 1),
         stop=check_stops(stop),
-        draft=check_draft(draft),
+        draft=check_draft(draft, loaded),
         k=check_k(k),
         rule=rule,
         chat=chat,
     )
 
 
-def check_draft(draft) -> str:
-    """ "auto" is the best that there is for the target: lookup."""
+def is_model(draft) -> bool:
+    """Whether a draft that was checked is a model, by its name or by what makes it."""
+    return draft not in DRAFTS
+
+
+def check_draft(draft, loaded=None) -> str:
+    """A request's draft: "auto" is what the pair has (``loaded``), or else the best that there is: lookup."""
     if draft is None:
         return "none"
-    if draft not in DRAFTS:
-        raise OptionError(f"draft: expected one of {', '.join(DRAFTS)}, got {draft!r}")
-    return "lookup" if draft == "auto" else draft
+    if draft == "auto":
+        return loaded or "lookup"
+    if draft not in DRAFTS and draft != loaded:
+        more = f" or {loaded}, which is loaded" if loaded not in (None, *DRAFTS) else ""
+        raise OptionError(f"draft: expected one of {', '.join(DRAFTS)}{more}, got {draft!r}")
+    return draft
+
+
+def check_draft_model(draft) -> str:
+    """A pair's draft: as a request's, or the name of a model."""
+    if isinstance(draft, str | os.PathLike) and draft not in DRAFTS:
+        from .formats.locate import is_known
+
+        if not is_known(draft):
+            raise OptionError(f"draft: expected one of {', '.join(DRAFTS)} or the path of a model, got {str(draft)!r}")
+        return os.fspath(draft)
+    return check_draft(draft)
 
 
 def check_k(k) -> int | str:

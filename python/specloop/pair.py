@@ -1,14 +1,27 @@
-"""A target and its draft, ready to make text: ``load``, ``Pair.generate``, ``Pair.stream``."""
+"""A target and its draft, ready to make text: ``load``, ``Pair.generate``, ``Pair.stream``, ``Pair.swap``."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable
 
-from .errors import OptionError, PromptError
-from .options import Options, check_draft, check_k, check_load, check_request, resolve_aliases
+from .errors import PairClosed
+from .loading import Loading, Progress
+from .options import (
+    Options,
+    check_draft_model,
+    check_k,
+    check_load,
+    check_request,
+    is_model,
+    resolve_aliases,
+)
+from .pressure import Pressure
+from .prompts import prompt_ids
 from .streaming import Result, Stream
+from .versions import Place, Version, check_same_vocabulary, check_successor
 
 
 def load(
@@ -25,107 +38,270 @@ def load(
     device="auto",
     **aliases,
 ) -> Pair:
-    """Starts to load a model in the background and returns at once.
+    """Starts to load a model, and its draft if that is one too, in the background and returns at once.
 
-    ``target``: "smollm2" or the path of a GGUF, a pack, or a folder as Hugging Face has them. ``draft``: "auto",
-    "lookup", "none". ``k``: "auto" (by measured cost and acceptance) or a number of drafts per round. ``kv``: what the
-    cache holds, "int8", "f16" or "f32". ``device``: "cpu", "cuda" (AMD's GPUs, too), or "auto". ``memory_budget``:
-    bytes, or "120MB" (10^6) or "120MiB" (2^20), for weights, cache, workspace and logits together; weights beyond it
+    ``target``: "smollm2" or the path of a GGUF, a pack, or a folder as Hugging Face has them. ``draft``: "auto" (what
+    is best for the target: lookup), "lookup", "none", or another model with the same vocabulary, named like a target.
+    ``k``: "auto" (by measured cost and acceptance) or a number of drafts per round. ``kv``: what the cache holds,
+    "int8", "f16" or "f32". ``device``: "cpu", "cuda" (AMD's GPUs, too), or "auto". ``memory_budget``: bytes, or "120MB"
+    (10^6) or "120MiB" (2^20), for weights, cache, workspace, logits and draft together; weights of the target beyond it
     are read from a file in every pass.
-    ``progress(fraction)`` is called from the loading thread. Raises OptionError here; what is wrong with the model,
-    the budget or the device comes out of ``Pair.ready()`` or the first use.
+    ``progress(fraction)`` is called from the loading threads, one call at a time. Raises OptionError here; what is
+    wrong with the model, the budget or the device comes out of ``Pair.ready()`` or the first use.
     """
     named = {name: value for name, value in (("draft", draft), ("k", k)) if value != "auto"}
     named = resolve_aliases(named | aliases)
-    draft, k = check_draft(named.pop("draft", "auto")), check_k(named.pop("k", "auto"))
+    draft, k = check_draft_model(named.pop("draft", "auto")), check_k(named.pop("k", "auto"))
     if named:
         raise TypeError(f"load() got an unexpected option {next(iter(named))!r}")
     check_load(dtype, context, threads, memory_budget, kv, device)
+    options = {"dtype": dtype, "kv": kv, "context": context, "device": device}
 
-    def parts():
+    def opened(name, progress, *, beside=None, whole=False):
         from .loader import load_model
+        from .memory import size_in_memory
 
         if threads:
             import torch
 
             torch.set_num_threads(threads)
-        options = {"dtype": dtype, "kv": kv, "context": context, "device": device, "memory_budget": memory_budget}
-        return load_model(target, progress=progress, **options)
+        if whole or memory_budget is None:
+            return load_model(name, progress=progress, **options)
+        reserved = {"draft": size_in_memory(beside, dtype=dtype, kv=kv, context=context)} if beside else {}
+        return load_model(name, progress=progress, memory_budget=memory_budget, reserved=reserved, **options)
 
-    settings = {"model": str(target), "dtype": dtype, "context": context, "kv": kv}
+    settings = {"dtype": dtype, "context": context, "kv": kv}
     settings |= {"device": device, "threads": threads, "memory_budget": memory_budget}
-    return Pair(parts, draft=draft, k=k, settings=settings, warm_up=True)
+    return Pair(target, draft=draft, k=k, settings=settings, warm_up=True, progress=progress, opened=opened)
 
 
 class Pair:
     """A loaded (or loading) target with its draft. May be used from several threads; every request has its own cache.
 
-    ``parts``: returns (model, tokenizer, chat template or None); called once, in a thread of its own. ``warm_up``: that
-    thread then makes the passes that rounds consist of, so that the first round takes no longer than others.
+    ``target``, ``draft``: names, or functions that return (model, tokenizer, chat template or None). Each is loaded
+    in a thread of its own by ``opened(name, progress, ...)``. ``warm_up``: the passes that rounds consist of are made
+    before it is ready, so that the first round takes no longer than others. A context manager: leaving it closes it.
     """
 
-    def __init__(self, parts: Callable, *, draft="lookup", k="auto", settings=None, warm_up=False):
-        self.draft, self.k = draft, k
-        self.settings = settings or {}
+    def __init__(self, target, *, draft="lookup", k="auto", settings=None, warm_up=False, progress=None, opened=None):
+        self.k = k
+        self.draft = draft if isinstance(draft, str) else "model"
+        self.settings = {"model": _name(target)} | (settings or {})
+        self.generation = 0  # how often something was exchanged
         self.load_seconds: float | None = None
-        self._model_lock = threading.Lock()  # held while the model's scratch memory is in use
-        self._costs: list[float] | None = None
-        self._costs_lock = threading.Lock()
-        self._parts = self._error = None
-        self._loading = threading.Thread(target=self._load, args=(parts, warm_up), name="specloop-load", daemon=True)
-        self._loading.start()
+        self._target, self._draft = Place(), Place()
+        self.pressure = Pressure(self._target, self._draft, weakref.WeakMethod(self._draft_is_gone))
+        self._warm_up, self._opened, self._closed = warm_up, opened, False
+        self._swapping = threading.Lock()
+        self._loading = self._start(target, draft if is_model(draft) else None, progress, self._first)
+        self._latest = self._loading  # or a swap's
 
-    def _load(self, parts, warm_up):
+    # ---- loading -----------------------------------------------------------------------------------------------------
+
+    def _start(self, target, draft, tell, commit):
+        """Begins to load what is not None; ``commit(target version, draft version)``, None or loaded, if all fits."""
+        roles = [(role, name) for role, name in (("target", target), ("draft", draft)) if name is not None]
+        progress = Progress(tell, [_size(name) for _, name in roles])
+        beside = _name(draft) if draft is not None else self._draft_name()
         start = time.perf_counter()
-        try:
-            loaded = parts()
-            if warm_up:
-                self._warm_up(loaded[0])
-            self._parts = loaded
-        except BaseException as error:
-            self._error = error
-        self.load_seconds = time.perf_counter() - start
 
-    def _warm_up(self, model):
+        def job(index, role, name):
+            if callable(name):
+                return lambda: Version(*name(), _name(name))
+            more = {"whole": True} if role == "draft" else {"beside": beside}
+            return lambda: Version(*self._opened(name, progress.of(index), **more), str(name))
+
+        def by_role(versions):
+            found = dict(zip((role for role, _ in roles), versions, strict=True))
+            return found.get("target"), found.get("draft")
+
+        def prepare(versions):
+            self._check(*by_role(versions))
+            for (role, _), version in zip(roles, versions, strict=True):
+                progress.check()
+                self._make_ready(version, role)
+
+        def install(versions):
+            commit(*by_role(versions))
+            self.load_seconds = time.perf_counter() - start
+
+        jobs = [job(i, *role) for i, role in enumerate(roles)]
+        return Loading(jobs, prepare, install, Version.close, progress)
+
+    def _draft_name(self):
+        return self._draft.version.name if self._draft.version is not None else None
+
+    def _check(self, target, draft):
+        """Raises OptionError unless the two fit each other and what they replace."""
+        before = self._target.version
+        if target is not None and before is not None:
+            check_successor(target, before, self.settings.get("context"))
+        if draft is not None:
+            check_same_vocabulary("draft", draft, target or before)
+
+    def _make_ready(self, version, role):
         from .controller import measure_costs, warm_up
 
-        if self.draft != "none" and self.k == "auto":
-            self._costs = measure_costs(model)
-        else:
-            warm_up(model, 1, 1 if self.draft == "none" else self.k + 1)
+        if role == "draft":
+            version.costs = measure_costs(version.model, 2)
+        elif self._warm_up and self.draft != "none" and self.k == "auto":
+            version.costs = measure_costs(version.model)
+        elif self._warm_up:
+            warm_up(version.model, 1, 1 if self.draft == "none" else self.k + 1)
+
+    def _first(self, target, draft):
+        self._target.version, self._draft.version = target, draft
 
     def ready(self, timeout: float | None = None) -> bool:
-        """Waits until the model is loaded (at most ``timeout`` seconds): whether it is. Raises what loading raised."""
-        self._loading.join(timeout)
-        if self._error is not None:
-            raise self._error
-        return self._parts is not None
+        """Waits until all is loaded (at most ``timeout`` seconds): whether it is. Raises what loading raised."""
+        return self._loading.wait(timeout)
+
+    def cancel_load(self) -> bool:
+        """Ends a loading, or a swap, that is under way: what waits for it raises LoadCancelled at once.
+
+        The loading threads end within a piece of a few MB. False if nothing was loading. From any thread.
+        """
+        return self._latest.cancel()
+
+    def swap(self, *, target=None, draft=None, progress: Callable[[float], None] | None = None) -> None:
+        """Exchanges the target, the draft or both, while requests run.
+
+        The new ones are loaded and validated first; what goes wrong is raised here and changes nothing. Then they take
+        the old ones' place between two rounds, and the old ones' memory, files and threads are given back.
+
+        A stream keeps the tokens that it has (with the rest of its round, which the old target has verified) and goes
+        on with what the new target says after them: its caches are filled anew from the committed ids, so that it is
+        the text of a new request whose prompt they are. ``generate``, of which nobody has seen a token, begins again
+        with the new target: what it returns is always the text of one version. A request that starts after the swap is
+        what a fresh load of the new version makes. No exchange of a draft changes a token of greedy text.
+
+        ``target``: as of :func:`load`, with the same vocabulary (by content) and no smaller context than the old one.
+        ``draft``: as of :func:`load`; requests that chose "lookup" or "none" keep it. Both versions are in memory
+        until the old one is gone, each within the budget. Raises OptionError, what loading raises, and LoadCancelled.
+        """
+        if target is None and draft is None:
+            raise TypeError("swap() expects a target or a draft")
+        if draft is not None and not callable(draft):
+            draft = check_draft_model(draft)
+        self.ready()
+        with self._swapping:
+            self._check_open()
+
+            def commit(new_target, new_draft):
+                self._exchange(new_target, draft, new_draft)
+                if target is not None:
+                    self.settings = self.settings | {"model": _name(target)}
+
+            model = draft if draft is not None and is_model(draft) else None
+            if target is None and model is None:
+                commit(None, None)
+                return
+            self._latest = loading = self._start(target, model, progress, commit)
+            try:
+                loading.wait()
+            except BaseException:
+                loading.cancel()  # nothing if it is over; an interrupt of this thread ends the loading
+                loading.join()
+                raise
+            finally:
+                self._latest = self._loading
+
+    def _draft_is_gone(self):
+        """Under pressure; called with the target's lock held."""
+        self.draft = "none"
+        self.generation += 1
+
+    def _exchange(self, target, draft, draft_version):
+        old = []
+        with self._target.lock, self._draft.lock:
+            self._check_open()
+            if target is not None:
+                old.append(self._target.put(target))
+            if draft is not None:
+                old.append(self._draft.put(draft_version))
+                self.draft = draft if isinstance(draft, str) else "model"
+            self.generation += 1
+        for version in old:
+            if version is not None:
+                version.close()
+
+    def close(self) -> None:
+        """Gives back memory, files and threads. Ends a loading; running requests raise PairClosed. Twice is fine."""
+        self._closed = True
+        loading = self._latest
+        loading.cancel()
+        with self._target.lock, self._draft.lock:
+            old = self._target.put(None), self._draft.put(None)
+            self.generation += 1
+        for version in old:
+            if version is not None:
+                version.close()
+        loading.join()
+
+    def _check_open(self):
+        if self._closed:
+            raise PairClosed("the pair is closed")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    # ---- what is loaded ----------------------------------------------------------------------------------------------
+
+    @property
+    def _version(self) -> Version:
+        self.ready()
+        return self._target.get()
 
     @property
     def model(self):
-        self.ready()
-        return self._parts[0]
+        return self._version.model
 
     @property
     def tokenizer(self):
-        self.ready()
-        return self._parts[1]
+        return self._version.tokenizer
 
     @property
     def chat_template(self) -> str | None:
-        self.ready()
-        return self._parts[2]
+        return self._version.chat_template
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a request, prompt and answer together."""
+        return min(self.model.context, self.settings.get("context", self.model.context))
 
     @property
     def costs(self) -> list[float]:
         """Seconds of a pass over 1..9 rows, measured once: by the warm-up if ``k`` is "auto", else on first use."""
         from .controller import measure_costs
 
-        with self._costs_lock:
-            if self._costs is None:
-                with self._model_lock:
-                    self._costs = measure_costs(self.model)
-            return self._costs
+        version = self._version
+        with self._target.lock:
+            if version.costs is None:
+                version.costs = measure_costs(version.model)
+            return version.costs
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that were asked for, or None."""
+        return getattr(self.model, "budget", None) if self.settings.get("memory_budget") is not None else None
+
+    @property
+    def draft_cost(self) -> float:
+        """Seconds per token that the draft model proposes; 0 where the draft is none."""
+        version = self._draft.version
+        return version.costs[0] if version is not None else 0.0
+
+    def seat(self, capacity):
+        """For a request of so many tokens: the target with a cache."""
+        return self._target.seat(capacity, self.pressure)
+
+    def draft_seat(self, capacity):
+        return self._draft.seat(capacity)
+
+    # ---- requests ----------------------------------------------------------------------------------------------------
 
     def generate(self, prompt, *, cancel=None, **options) -> Result:
         """The whole text. ``prompt``: a string, chat messages (list of {"role", "content"}), or token ids.
@@ -133,54 +309,43 @@ class Pair:
         ``cancel``: a threading.Event or a function that says whether to stop. Options and their defaults:
         :func:`specloop.options.check_request`; Hugging Face's names are understood.
         """
-        stream = self.stream(prompt, cancel=cancel, **options)
-        for _ in stream:
-            pass
-        return stream.result
+        options, follows = self._checked(options)
+        while True:
+            stream = Stream(self, self.encode(prompt, options), options, cancel, follows=follows, whole=True)
+            for _ in stream:
+                pass
+            if stream.result.finish_reason is not None:
+                return stream.result
 
     def stream(self, prompt, *, cancel=None, **options) -> Stream:
         """An iterator of :class:`Event`, one per token, as they are made. Options as in :meth:`generate`."""
-        options = check_request(**({"draft": self.draft, "k": self.k} | resolve_aliases(options)))
-        return Stream(self, self.encode(prompt, options), options, cancel)
+        options, follows = self._checked(options)
+        return Stream(self, self.encode(prompt, options), options, cancel, follows=follows)
+
+    def _checked(self, options) -> tuple[Options, bool]:
+        """The options, and whether the draft is the pair's, to go with it when it is exchanged."""
+        options = {"k": self.k, "draft": "auto"} | resolve_aliases(options)
+        asked = options["draft"]
+        return check_request(**options, loaded=self.draft), asked == "auto" or is_model(asked)
 
     def encode(self, prompt, options: Options) -> list[int]:
         """The prompt as token ids. Raises PromptError if there are none or they leave no room for an answer."""
-        ids, model = self._ids(prompt, options.chat), self.model
-        context = min(model.context, self.settings.get("context", model.context))
-        if not ids:
-            raise PromptError("prompt: expected at least one token, got none")
-        bad = next((token for token in ids if not 0 <= token < model.vocab_size), None)
-        if bad is not None:
-            raise PromptError(f"prompt: expected token ids in [0, {model.vocab_size}), got {bad}")
-        if len(ids) >= context:
-            raise PromptError(f"prompt: expected fewer tokens than the context of {context}, got {len(ids)}")
-        return ids
+        return prompt_ids(prompt, options.chat, self._version, self.context)
 
-    def _ids(self, prompt, chat) -> list[int]:
-        messages = None
-        if isinstance(prompt, str):
-            if chat is None:
-                chat = self.chat_template is not None
-            if chat:
-                messages = [{"role": "user", "content": prompt}]
-        elif isinstance(prompt, Sequence) and prompt and all(isinstance(part, dict) for part in prompt):
-            messages = list(prompt)
-        elif (
-            isinstance(prompt, Sequence)
-            and not isinstance(prompt, bytes | bytearray)
-            and all(type(p) is int for p in prompt)
-        ):
-            return list(prompt)
-        else:
-            raise PromptError(f"prompt: expected a string, token ids or messages, got {type(prompt).__name__}")
-        if messages is None:
-            bos = [self.tokenizer.bos_id] if getattr(self.tokenizer, "add_bos", False) else []
-            return bos + self.tokenizer.encode(prompt, special=False)
-        if self.chat_template is None:
-            raise OptionError("chat: the model has no chat template")
-        from .text.prompt import encode_messages
 
-        return encode_messages(self.chat_template, messages, self.tokenizer)
+def _name(model) -> str:
+    return "model" if callable(model) else str(model)
+
+
+def _size(name) -> int:
+    """Bytes on disk, to weigh progress by; anything where that can't be said."""
+    from .formats.locate import find_model
+
+    try:
+        path = find_model(name)
+        return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
+    except Exception:  # the load itself will say what is wrong
+        return 1
 
 
 _lock = threading.Lock()

@@ -41,12 +41,13 @@ class Speculation:
                 at[j] += 1
 
     def end(self, draft, controller) -> None:
-        """The request is over: what the draft took, and why it does not draft (any more), if so."""
-        self.faults = list(draft.faults)
+        """Decoding is over, or begins again elsewhere: what the draft took, and why it does not draft, if so."""
+        self.faults += draft.faults
         if draft.draft is None:
-            self.off_reason = controller.off_reason()
+            self.off_reason = draft.off_reason or controller.off_reason()
             return
-        self.draft_seconds = draft.seconds if self.rounds else None
+        if self.rounds:
+            self.draft_seconds = (self.draft_seconds or 0.0) + draft.seconds
         self.off_reason = draft.off_reason or controller.off_reason()
         if self.rounds and not self.proposed and not self.off_reason:
             self.off_reason = "the draft found nothing to propose"
@@ -103,10 +104,11 @@ class Timing:
 class Memory:
     """Bytes."""
 
-    budget: int | None = None
-    peak: int | None = None  # of the whole process
+    budget: int | None = None  # None = no limit was asked for
+    peak: int | None = None  # of the whole process, mapped files included
     resident: int | None = None  # weights held in memory
-    streamed_bytes: int | None = None
+    streamed_bytes: int | None = None  # of weights, read from the file for this request's passes
+    released: list[dict] = field(default_factory=list)  # {"step", "bytes"}: given back so that this request could go on
 
 
 @dataclass
@@ -118,6 +120,7 @@ class Stats:
     memory: Memory = field(default_factory=Memory)
     backend: str | None = None
     settings: dict = field(default_factory=dict)  # what was in effect, defaults resolved
+    swaps: int = 0  # how often the target or the draft was exchanged meanwhile
 
     def as_dict(self) -> dict:
         return {

@@ -65,35 +65,32 @@ class Reader:
 
 
 class Stream:
-    """A running request: iterate for its events, ``cancel()`` from any thread, ``result`` at any time."""
+    """A running request: iterate for its events, ``cancel()`` from any thread, ``result`` at any time.
 
-    def __init__(self, pair: Pair, ids: list[int], options: Options, cancel=None):
+    ``follows``: its draft is the pair's, and is exchanged when that is. ``whole``: it ends, without a finish reason,
+    when the target is exchanged.
+    """
+
+    def __init__(self, pair: Pair, ids: list[int], options: Options, cancel=None, *, follows=False, whole=False):
         import torch
 
-        from .decode import Request, Sampling, decode
+        from .decode import Request, Sampling
 
         if pair.settings.get("threads"):
             torch.set_num_threads(pair.settings["threads"])
-        model, self._pair = pair.model, pair
-        context = min(model.context, pair.settings.get("context", model.context))
         self._cancel = threading.Event()
-        self._also = cancel.is_set if hasattr(cancel, "is_set") else cancel
         self._reader = Reader(pair.tokenizer, options.stop)
         self._prompt_tokens, self._texts = len(ids), []
         sampling = Sampling(options.temperature, options.top_k, options.top_p, options.min_p, options.seed)
-        limit = min(len(ids) + options.max_new_tokens, context)
-        self._request = Request(ids, limit, sampling, self._reader.push, self._cancelled)
-        stats = self._request.stats
+        limit = min(len(ids) + options.max_new_tokens, pair.context)
+        self._request = Request(ids, limit, sampling, self._reader.push, _either(self._cancel, cancel))
+        stats, model = self._request.stats, pair.model
         stats.prompt_tokens, stats.timing.load_seconds = len(ids), pair.load_seconds
-        stats.settings = pair.settings | options.as_dict()
+        stats.settings = pair.settings | options.as_dict() | {"generation": pair.generation}
         stats.backend = backend_name(model)
-        stats.memory.resident = getattr(model, "nbytes", None)
-        draft, controller = _draft(pair, options), _controller(pair, options)
-        cache = model.new_cache(max(limit - 1, 1))
-        self._tokens = decode(model, cache, self._request, draft, controller, pair._model_lock)
-
-    def _cancelled(self) -> bool:
-        return self._cancel.is_set() or bool(self._also and self._also())
+        stats.memory.budget = pair.budget
+        self._seat = pair.seat(max(limit - 1, 1))
+        self._tokens = _decode(pair, self._seat, self._request, options, follows, whole)
 
     def cancel(self) -> None:
         """Ends the request within the round that is running; what was emitted stays."""
@@ -104,14 +101,21 @@ class Stream:
         self._tokens.close()
         if self._request.finish_reason is None:
             self._request.finish_reason = "cancelled"
+        self._seat.leave()
         self._keep(self._reader.take(end=True))
 
     def __iter__(self) -> Iterator[Event]:
         return self
 
     def __next__(self) -> Event:
-        token, from_draft = next(self._tokens, (None, False))
+        try:
+            token, from_draft = next(self._tokens, (None, False))
+        except BaseException:
+            self._seat.leave()
+            raise
         reason = self._request.finish_reason
+        if token is None or reason is not None:
+            self._seat.leave()
         text = self._keep(self._reader.take(end=reason is not None))
         if token is None and not text:
             raise StopIteration
@@ -125,27 +129,59 @@ class Stream:
     def result(self) -> Result:
         """What there is so far; complete once the iteration has ended."""
         request = self._request
-        tokens = request.ids[self._prompt_tokens :]
+        tokens, memory = request.ids[self._prompt_tokens :], request.stats.memory
         request.stats.completion_tokens = len(tokens)
-        request.stats.memory.peak = peak_memory()
+        memory.peak, memory.resident = peak_memory(), self._seat.resident_bytes
+        memory.streamed_bytes, memory.released = self._seat.streamed_bytes, list(self._seat.released)
         return Result("".join(self._texts), tokens, request.finish_reason, request.stats)
 
 
-def _draft(pair, options):
+def _either(event, cancel):
+    """One function for both ways in which a request is cancelled; ``cancel``: an event, a function, or None."""
+    also = cancel.is_set if hasattr(cancel, "is_set") else cancel
+    return lambda: event.is_set() or bool(also and also())
+
+
+def _decode(pair, seat, request, options, follows, whole):
+    """decode() from the committed ids on, begun anew whenever a target or a draft was exchanged."""
+    from .decode import decode
+
+    version = seat.generation
+    while not (whole and version != seat.generation):
+        generation = pair.generation
+        request.moved = lambda generation=generation: pair.generation != generation
+        draft = _draft(pair, options, request.limit, follows)
+        yield from decode(seat, seat, request, draft, _controller(pair, options, draft), seat.lock)
+        if request.finish_reason is not None:
+            return
+        request.stats.swaps += 1
+
+
+def _draft(pair, options, limit, follows):
     from .drafts.lookup import LookupDraft
+    from .drafts.model import ModelDraft
     from .faults import GuardedDraft
 
-    most = options.k if isinstance(options.k, int) else 8
-    draft = LookupDraft(max_tokens=max(most, 8)) if options.draft == "lookup" and options.k != 0 else None
-    return GuardedDraft(draft, pair.model.vocab_size, pair.model.eos_ids)
+    name, model, draft = pair.draft if follows else options.draft, pair.model, None
+    most = max(options.k if isinstance(options.k, int) else 8, 8)
+    if options.k == 0 or name == "none":
+        pass
+    elif name == "lookup":
+        draft = LookupDraft(max_tokens=most)
+    else:
+        draft = ModelDraft(pair.draft_seat(limit), model.vocab_size, most)
+    guarded = GuardedDraft(draft, model.vocab_size, model.eos_ids)
+    pair.pressure.watch(guarded)
+    return guarded
 
 
-def _controller(pair, options):
+def _controller(pair, options, draft):
     from .controller import Auto, Fixed
 
-    if options.draft == "none" or options.max_new_tokens < 2:
+    if draft.draft is None or options.max_new_tokens < 2:
         return Fixed(0)
-    return Auto(pair.costs) if options.k == "auto" else Fixed(options.k)
+    cost = pair.draft_cost if draft.draft.name == "model" else 0.0
+    return Auto(pair.costs, cost) if options.k == "auto" else Fixed(options.k)
 
 
 def backend_name(model) -> str | None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 DEPTH = 64
+BYTES_PER_ID = 560
 
 
 class LookupDraft:
@@ -41,6 +42,11 @@ class LookupDraft:
         self.match_length = 0
         self.match_end = -1  # position of the last id of the earlier occurrence
         self.append(ids)
+
+    @property
+    def index_nbytes(self) -> int:
+        """About so many bytes of memory."""
+        return BYTES_PER_ID * len(self._text)
 
     def append(self, ids: Sequence[int]) -> None:
         for token in ids:

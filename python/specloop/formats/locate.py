@@ -26,6 +26,14 @@ def find_model(name):
     return path
 
 
+def is_known(name):
+    """Whether there is something of that name, whatever it is."""
+    try:
+        return name in PACKAGED or (bool(os.fspath(name)) and os.path.exists(os.path.expanduser(name)))
+    except ValueError:  # a NUL in it
+        return False
+
+
 def is_pack(path):
     """Whether it is to be read as a pack: a safetensors file, whose ninth byte opens a JSON object."""
     if not path.is_file() or path.suffix == ".gguf":

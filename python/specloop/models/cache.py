@@ -11,7 +11,8 @@ class Pages:
 
     ``layers``: per layer (k_cache, k_scale, v_cache, v_scale), the form of ``rope_write_kv_int8`` and ``attend_int8``:
     codes with a float32 scale per token and head for ``kv`` "int8", values and no scales for "f16" and "f32".
-    ``passes``: what was captured on exactly these buffers (Llama._pass).
+    ``passes``: what was captured on exactly these buffers (Llama._pass). ``reached``: most pages that a cache had room
+    for so far; the others were never written, so they take no memory.
     """
 
     def __init__(self, config, tokens, kv="int8", device="cpu"):
@@ -26,10 +27,16 @@ class Pages:
         self.table = torch.arange(pages, dtype=torch.int32, device=device)[None]
         self.lengths = torch.zeros(1, dtype=torch.int32, device=device)
         self.passes = {}
+        self.reached = 0
 
     @property
     def page_nbytes(self):
         return sum(t[0].nbytes for layer in self.layers for t in layer if t is not None)
+
+    @property
+    def nbytes(self):
+        """Of the pages that were in use."""
+        return self.reached * self.page_nbytes
 
 
 class KVCache:
@@ -38,6 +45,7 @@ class KVCache:
     def __init__(self, pages, capacity, give_back):
         self.pages, self.capacity, self.length = pages, capacity, 0
         self._give_back = give_back
+        pages.reached = max(pages.reached, -(-capacity // PAGE))
 
     def __del__(self):
         self._give_back(self.pages)
@@ -49,5 +57,5 @@ class KVCache:
 
     @property
     def nbytes(self):
-        """Of the pages that a full cache fills."""
-        return -(-self.capacity // PAGE) * self.pages.page_nbytes
+        """Of the pages that a full cache fills, or filled before this one."""
+        return self.pages.nbytes

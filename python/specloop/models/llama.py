@@ -7,13 +7,14 @@ them in groups inside the kernels (contract, int8).
 """
 
 import functools
+import weakref
 
 import torch
 
 import specdec_kernels as sk
 
 from . import rope
-from .cache import KVCache, Pages
+from .cache import PAGE, KVCache, Pages
 from .config import LlamaConfig
 from .weights import Head
 
@@ -87,6 +88,8 @@ class Llama:
         self._buffers = Buffers(config, rows, self.device)
         self._rows = {}
         self._spare = []  # pages of a cache that is gone, with the passes captured on them
+        self._pages = weakref.WeakSet()  # all that there are
+        self._closed = False
         self._logits = torch.empty(REPEATED, config.vocab, device=self.device)
         self._rotary = rope.table(config, self.context).to(self.device)
         self._slots = torch.arange(self.context, dtype=torch.int64, device=self.device)
@@ -111,10 +114,11 @@ class Llama:
             pages = self._spare.pop()
         except IndexError:
             pages = Pages(self.config, self.context, self.kv, self.device)
+            self._pages.add(pages)
         return KVCache(pages, min(capacity or self.context, self.context), self._keep)
 
     def _keep(self, pages):
-        if not self._spare:
+        if not self._spare and not self._closed:
             self._spare.append(pages)
 
     def forward(self, tokens, cache, *, last):
@@ -203,7 +207,10 @@ class Llama:
         return self.weights.streams
 
     def close(self):
-        """Gives back files and threads that the weights hold; the model can't be used any more."""
+        """Gives back the weights, with their files and threads; the model can't be used any more."""
+        self._closed = True
+        self.drop_spare()
+        self._forget_passes()
         self.weights.close()
 
     @property
@@ -215,3 +222,49 @@ class Llama:
     def weights_nbytes(self):
         """Bytes of all weights, streamed ones with them."""
         return self.weights.all_nbytes
+
+    # What follows is for memory that runs short (pressure.py).
+
+    @property
+    def budget(self):
+        """Bytes for weights, caches and buffers, or None."""
+        return self.weights.budget
+
+    @property
+    def memory_nbytes(self):
+        """What it takes besides the caches in use: weights, buffers, spare pages."""
+        fixed = [*vars(self._buffers).values(), self._logits, self._rotary, self._slots]
+        return self.weights.memory_nbytes + self.spare_nbytes + sum(tensor.nbytes for tensor in fixed)
+
+    @property
+    def spare_nbytes(self):
+        """Of pages that wait for the next cache."""
+        return sum(pages.nbytes for pages in self._spare)
+
+    def cache_nbytes(self, capacity):
+        """Of a cache for so many tokens, whose pages no other cache had before."""
+        return -(-min(capacity, self.context) // PAGE) * Pages(self.config, PAGE, self.kv, "meta").page_nbytes
+
+    def drop_spare(self):
+        """Frees the pages that wait for the next cache. Returns their bytes."""
+        freed = self.spare_nbytes
+        self._spare.clear()
+        return freed
+
+    def drop_slot(self):
+        """Frees a slot of weights that stream, if there is one to spare. Returns its bytes."""
+        freed = self.weights.drop_slot()
+        if freed:
+            self._forget_passes()
+        return freed
+
+    def drop_block(self):
+        """Lets a resident block of weights that stream go. Returns its bytes."""
+        freed = self.weights.drop_block()
+        if freed:
+            self._forget_passes()  # they keep the weights that they use
+        return freed
+
+    def _forget_passes(self):
+        for pages in self._pages:
+            pages.passes.clear()

@@ -44,7 +44,7 @@ class Head(NamedTuple):
 class Resident:
     """All weights in memory. ``embedding`` is [vocab, hidden]; ``head`` is the same object where they are tied."""
 
-    streams = False
+    streams, streamed_bytes, budget = False, 0, None
 
     def __init__(self, embedding, layers, norm, head):
         self.embedding, self.layers, self.norm, self.head = embedding, layers, norm, head
@@ -79,8 +79,18 @@ class Resident:
         layers = [Layer(**{name: part.to(device) for name, part in layer.parts().items()}) for layer in self.layers]
         return Resident(matrices[id(self.embedding)], layers, self.norm.to(device), matrices[id(self.head)])
 
+    @property
+    def memory_nbytes(self):
+        return self.nbytes
+
+    def drop_slot(self):
+        return 0
+
+    drop_block = drop_slot
+
     def close(self):
-        pass
+        self.embedding = self.norm = self.head = None
+        self.layers, self._body, self._whole = [], (), ()
 
 
 class Streamed:
@@ -116,6 +126,29 @@ class Streamed:
     def all_nbytes(self):
         return sum(self.stream.pack.blocks[index].nbytes for index in self.stream.pack.order)
 
+    @property
+    def memory_nbytes(self):
+        """What resident blocks and slots take."""
+        stats = self.stream.stats
+        return stats.resident_bytes + stats.slots * stats.slot_bytes
+
+    @property
+    def streamed_bytes(self):
+        """Of the streamed blocks that passes have used so far."""
+        return self.stream.stats.streamed_bytes
+
+    @property
+    def budget(self):
+        return self.stream.plan.budget
+
+    def drop_slot(self):
+        """Gives up a slot, which makes the reader look less far ahead; one stays. Returns its bytes."""
+        return self.stream.drop_slots(1)
+
+    def drop_block(self):
+        """Makes a resident block stream. Returns its bytes."""
+        return self.stream.drop_resident(1)
+
     def pieces(self, with_head):
         """As Resident's. Blocks in slots come one by one and without a key: another time they lie elsewhere."""
         with translated():
@@ -138,3 +171,4 @@ class Streamed:
 
     def close(self):
         self.stream.close()
+        self.stream.pack.close()

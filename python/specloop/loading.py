@@ -1,0 +1,146 @@
+"""Loading in the background: several models at once, one fraction of progress, and a way to end it."""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+
+from .errors import LoadCancelled
+
+
+class Progress:
+    """Joins the progress of several loads to one fraction that never falls. Also the way in which a load is ended:
+    its next report raises.
+
+    ``tell(fraction)`` is called from the loading threads, one at a time; ``sizes``: how much each load weighs.
+    """
+
+    def __init__(self, tell: Callable[[float], None] | None = None, sizes: Sequence[float] = (1.0,)):
+        self._tell = tell or (lambda fraction: None)
+        self._sizes = [max(float(size), 1.0) for size in sizes]
+        self._done = [0.0] * len(self._sizes)
+        self._told = 0.0
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+
+    def of(self, index: int) -> Callable[[float], None]:
+        """What load number ``index`` calls with 0 .. 1."""
+
+        def progress(fraction):
+            self.check()
+            with self._lock:
+                self._done[index] = max(self._done[index], min(float(fraction), 1.0))
+                done = sum(d * size for d, size in zip(self._done, self._sizes, strict=True)) / sum(self._sizes)
+                if done > self._told:
+                    self._told = done
+                    self._tell(done)
+
+        return progress
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def check(self) -> None:
+        """Raises LoadCancelled once loading is to end."""
+        if self._ended.is_set():
+            raise LoadCancelled("loading was cancelled")
+
+
+class Loading:
+    """Calls ``jobs`` at once, each in a thread of its own, then ``prepare(found)`` and ``commit(found)`` with the list
+    of what they returned.
+
+    When a job fails, the others are ended by ``progress``. What was found goes to ``discard``, one by one, unless it
+    was committed. ``cancel`` comes before ``commit`` or after it, never in between.
+    """
+
+    def __init__(self, jobs: Sequence[Callable], prepare, commit, discard, progress: Progress):
+        self._progress, self._prepare, self._commit, self._discard = progress, prepare, commit, discard
+        self._found, self._errors = [None] * len(jobs), [None] * len(jobs)
+        self.error: BaseException | None = None
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._threads = [
+            threading.Thread(target=self._work, args=(i, job), name=f"specloop-load-{i}", daemon=True)
+            for i, job in enumerate(jobs)
+        ]
+        for thread in self._threads[1:]:
+            thread.start()
+        self._threads[0].start()  # the first waits for the others in the end
+
+    def _work(self, index, job):
+        try:
+            self._progress.check()
+            self._found[index] = job()
+        except BaseException as error:
+            self._errors[index] = error
+            self._progress.end()
+        if index == 0:
+            self._conclude()
+
+    def _conclude(self):
+        for thread in self._threads[1:]:
+            thread.join()
+        error = self._first_error() or _error_of(self._prepare, self._found)
+        _forget_locals(error)
+        if not self._settle(error):
+            for version in filter(None, self._found):
+                self._discard(version)
+                del version  # this frame may be in the error's traceback
+        # What is over is kept, but not what it made and what it worked with.
+        self._found, self._errors = [], []
+        self._prepare = self._commit = self._discard = None
+
+    def _first_error(self):
+        """Of the job that failed, not of one that was only told to end because of it."""
+        errors = [error for error in self._errors if error is not None]
+        return next((e for e in errors if not isinstance(e, LoadCancelled)), errors[0] if errors else None)
+
+    def _settle(self, error):
+        """Ends it, with ``error`` or by committing what was found. Whether it was committed."""
+        with self._lock:
+            if self._over.is_set():
+                return False
+            self.error = error = error or _error_of(self._commit, self._found)
+            self._over.set()
+            return error is None
+
+    def cancel(self) -> bool:
+        """Ends the loading, and every wait for it at once. The threads end at their next report of progress.
+
+        False if it was over already.
+        """
+        self._progress.end()
+        with self._lock:
+            if self._over.is_set():
+                return False
+            self.error = LoadCancelled("loading was cancelled")
+            self._over.set()
+            return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether all is loaded, after at most ``timeout`` seconds. Raises what loading raised."""
+        over = self._over.wait(timeout)
+        if self.error is not None:
+            raise self.error
+        return over
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for the threads themselves (at most ``timeout`` seconds each), but for the one that calls this."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(timeout)
+
+
+def _error_of(function, argument):
+    try:
+        function(argument)
+    except BaseException as error:
+        return error
+
+
+def _forget_locals(error):
+    """An error that is kept keeps its frames, and these the half-loaded weights in their variables."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

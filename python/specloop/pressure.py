@@ -1,0 +1,150 @@
+"""What is given back when memory runs short, before a request is given up.
+
+When an allocation fails, or a cache is about to exceed the budget, these steps are taken one by one, and after each the
+work that failed is tried again:
+
+1. spare KV pages: kept warm for the next request
+2. lookup indexes of running requests, which go on without drafts
+3. prefetch: slots that blocks are read into ahead of their use, down to one
+4. resident blocks of a model that streams: they are read in every pass from then on
+5. the draft model
+
+None of them changes a token. Each is noted in the statistics of the request that needed it (``memory.released``). When
+nothing is left the request raises OutOfMemory (an allocation failed) or BudgetError (the budget would be exceeded);
+what it had emitted stays.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import threading
+import weakref
+
+from .errors import BudgetError, OutOfMemory
+
+GONE = "its memory was needed"
+_MESSAGES = re.compile(r"out of memory|(can't|cannot|unable to) allocate|not enough memory|bad_alloc", re.IGNORECASE)
+
+
+def is_out_of_memory(error) -> bool:
+    """Whether the error says that an allocation failed: Python's, torch's on any device, or the system's."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_MESSAGES.search(str(error))))
+
+
+class Pressure:
+    """The steps over a target's and a draft's place (versions.py). ``draft_gone``: a weak reference to a function that
+    is called when the draft model was given up.
+
+    All but ``watch`` is called with the target's lock held.
+    """
+
+    def __init__(self, target, draft, draft_gone):
+        self._target, self._draft, self._draft_gone = target, draft, draft_gone
+        self._guards, self._guards_lock = weakref.WeakSet(), threading.Lock()
+        self._steps = {
+            "kv pages": lambda: self._of_model("drop_spare"),
+            "lookup index": self._drop_lookups,
+            "prefetch": lambda: self._of_model("drop_slot"),
+            "resident blocks": lambda: self._of_model("drop_block"),
+            "draft": self._drop_draft,
+        }
+
+    def watch(self, guarded) -> None:
+        """A running request's draft, which may have an index."""
+        with self._guards_lock:
+            self._guards.add(guarded)
+
+    def serve(self, work, seat):
+        """``work()``, tried again after each step while it fails for want of memory."""
+        length = seat.length
+        while True:
+            failure = None
+            try:
+                return work()
+            except (MemoryError, RuntimeError, OSError) as error:
+                if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
+                    raise
+                failure = str(error) or type(error).__name__
+            # Outside of the handler: an error holds on to its frames, and these to what was allocated already.
+            seat.truncate(length)
+            if not self.release(seat):
+                steps = ", ".join(step["step"] for step in seat.released) or "nothing"
+                raise OutOfMemory(f"{_line(failure)}; given back before: {steps}")
+
+    def expect(self, seat, model, capacity) -> None:
+        """Makes room in the budget for the cache that ``seat`` is about to get. Raises BudgetError if there is none."""
+        budget = getattr(model, "budget", None)
+        if budget is None:
+            return
+        needed = model.cache_nbytes(capacity)
+        while True:
+            more = max(0, needed - model.spare_nbytes)  # a new cache takes over spare pages
+            used = self.used(model)
+            if used + more <= budget:
+                return
+            if not self.release(seat):
+                raise BudgetError(
+                    f"memory_budget: a cache for {capacity} tokens takes {needed} bytes, and of {budget} bytes "
+                    f"{max(0, budget - used)} are left; end other requests, or choose a smaller context"
+                )
+
+    def used(self, model) -> int:
+        """Bytes that the budget counts, now."""
+        caches = sum(seat.nbytes for place in (self._target, self._draft) for seat in place.seats())
+        draft = self._draft.version.model if self._draft.version is not None else None
+        models = sum(m.memory_nbytes for m in (model, draft) if m is not None)
+        return models + caches + sum(index_nbytes(guard.draft) for guard in self._guarded())
+
+    def release(self, seat) -> int:
+        """Takes the first step that frees something and returns the bytes; 0 if there is nothing left to free."""
+        for name, step in self._steps.items():
+            freed = step()
+            if freed:
+                if seat.released and seat.released[-1]["step"] == name:
+                    seat.released[-1]["bytes"] += freed
+                else:
+                    seat.released.append({"step": name, "bytes": freed})
+                return freed
+        return 0
+
+    def _of_model(self, step):
+        step = getattr(self._target.get().model, step, None)
+        return 0 if step is None else step()
+
+    def _guarded(self):
+        with self._guards_lock:
+            return list(self._guards)
+
+    def _drop_lookups(self):
+        freed = 0
+        for guard in self._guarded():
+            size = index_nbytes(guard.draft)
+            if size:
+                guard.let_go(GONE)
+                freed += size
+        return freed
+
+    def _drop_draft(self):
+        with self._draft.lock:
+            caches = sum(seat.nbytes for seat in self._draft.seats())
+            version = self._draft.put(None)
+        if version is None:
+            return 0
+        freed = caches + (getattr(version.model, "memory_nbytes", None) or 1)
+        version.close()
+        told = self._draft_gone()
+        if told is not None:
+            told()
+        return freed
+
+
+def index_nbytes(draft) -> int:
+    """Of a lookup's index."""
+    return getattr(draft, "index_nbytes", 0)
+
+
+def _line(text):
+    return " ".join(text.split())[:200]
