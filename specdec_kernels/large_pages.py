@@ -20,11 +20,13 @@ class LargePages:
     """Hands out pieces of memory that lie one after the other, in large pages where the system has them.
 
     A page counts as used when its first byte is written, so a started page costs up to 2 MB. The memory lives as long
-    as a tensor in it, or this object, does.
+    as a tensor in it, or this object, does. ``nbytes``: what is expected to be asked for in all, if that is known, each
+    piece rounded up to 64 bytes: then nothing is left over at the end of a stretch.
     """
 
-    def __init__(self):
+    def __init__(self, nbytes=CHUNK):
         self._memory, self._at, self._end = None, 0, 0
+        self._stretch = max(nbytes, 1)
         self._one_at_a_time = threading.Lock()
 
     def empty(self, shape, dtype):
@@ -37,7 +39,8 @@ class LargePages:
             return torch.empty(shape, dtype=dtype)
         with self._one_at_a_time:
             if self._at + size > self._end:
-                self._map(max(size, CHUNK))
+                self._map(max(size, self._stretch))
+                self._stretch = CHUNK
             tensor = torch.frombuffer(self._memory, dtype=dtype, count=count, offset=self._at)
             self._at += (size + 63) // 64 * 64
         return tensor.view(shape)

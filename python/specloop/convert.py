@@ -9,10 +9,10 @@ import specdec_kernels as sk
 from specdec_kernels.stream import PackWriter
 
 from .errors import ModelError, translated
-from .models.blueprint import Blueprint, Filler, Vector, int8_form
-from .text.stored import BLOCK, PART, stored
+from .models.blueprint import Blueprint, Filler, Vector, nbytes, row_bytes
+from .text.stored import BLOCK, stored
 
-FORM = 1  # of what is said about the model in a pack; another number is another pack
+FORM = 2  # of what is said about the model in a pack; another number is another pack
 STEP = 64  # rows: parts of a head are cut at multiples
 
 
@@ -25,10 +25,10 @@ def convert(checkpoint, path, *, dtype="int8", progress=None):
     plan = Blueprint(checkpoint, dtype)
     filler = Filler(plan, progress)
     config = {"form": FORM, "dtype": dtype, "model": asdict(plan.config), "tied": plan.tied}
-    layer_bytes = max(sum(_nbytes(part, dtype) for part in layer.values()) for layer in plan.layers)
+    layer_bytes = max(sum(nbytes(part, dtype) for part in layer.values()) for layer in plan.layers)
 
     def block(parts):
-        memory = sk.LargePages()
+        memory = sk.LargePages(sum(nbytes(part, dtype) + 128 for part in parts.values()))
         made = {name: filler.empty(part, memory) for name, part in parts.items()}
         for name, part in parts.items():
             filler.fill(part, made[name])
@@ -49,7 +49,7 @@ def convert(checkpoint, path, *, dtype="int8", progress=None):
                 out.add_block(f"embedding.{i}", block({"weight": part}), in_order=False)
                 named.append((f"embedding.{i}", "weight"))
         out.matrix("embedding", named)
-        out.add_block(BLOCK, {PART: stored(checkpoint)}, in_order=False)
+        out.add_block(BLOCK, stored(checkpoint), in_order=False)
     filler.finish()
 
 
@@ -58,25 +58,12 @@ def weights_nbytes(checkpoint, dtype):
     plan = Blueprint(checkpoint, dtype)
     parts = [part for layer in plan.layers for part in layer.values()] + [plan.head, Vector(plan.norm)]
     parts += [] if plan.tied else [plan.embedding]
-    return sum(_nbytes(part, dtype) for part in parts)
-
-
-def _nbytes(part, dtype):
-    """Bytes of a part in the pack, padding aside."""
-    if isinstance(part, Vector):
-        return part.values.nbytes
-    return part.rows * _row_bytes(part, dtype)
-
-
-def _row_bytes(part, dtype):
-    if dtype == "int8":
-        return sk.Int8Weight.empty(16, part.width, int8_form(part.width)[0], device="meta").nbytes // 16
-    return part.width * (2 if dtype == "bf16" else 4)
+    return sum(nbytes(part, dtype) for part in parts)
 
 
 def _cut(matrix, most_bytes, dtype):
     """The matrix in parts of equal height, none larger than ``most_bytes`` (or than ``STEP`` rows)."""
-    most = max(1, most_bytes // (_row_bytes(matrix, dtype) * STEP)) * STEP
+    most = max(1, most_bytes // (row_bytes(matrix, dtype) * STEP)) * STEP
     count = -(-matrix.rows // most)
     height = -(-matrix.rows // (count * STEP)) * STEP
     for first in range(0, matrix.rows, height):

@@ -8,7 +8,9 @@ import specdec_kernels as sk
 
 from .errors import FormatError, ModelError, OptionError, translated
 from .formats.locate import find_model, is_pack, open_checkpoint
-from .models.blueprint import DTYPES, Blueprint, Filler
+from .heap import give_back
+from .memory import needs
+from .models.blueprint import DTYPES, Blueprint, Filler, nbytes
 from .models.cache import DTYPES as CACHES
 from .models.config import LlamaConfig
 from .models.llama import Llama
@@ -45,7 +47,8 @@ def load_model(
             from .convert import cached_pack
 
             path = cached_pack(checkpoint, dtype=dtype, progress=progress)
-            return load_pack(path, dtype=dtype, **budgeted, **options)
+            text = checkpoint.tokenizer(), checkpoint.chat_template
+            return load_pack(path, dtype=dtype, text=text, **budgeted, **options)
         tokenizer = checkpoint.tokenizer()
         weights = resident_weights(checkpoint, dtype, progress)
         model = Llama(checkpoint.config, weights, eos_ids=tokenizer.eos_ids, **options)
@@ -59,7 +62,9 @@ def resident_weights(checkpoint, dtype, progress=None):
     between them, a tenth of the resident memory.
     """
     plan = Blueprint(checkpoint, dtype)
-    filler, memory = Filler(plan, progress), sk.LargePages()  # one stretch, as a pass reads them
+    parts = [*plan.layers, {"head": plan.head}, {} if plan.tied else {"embedding": plan.embedding}]
+    sizes = [nbytes(part, dtype) + 128 for block in parts for part in block.values()]
+    filler, memory = Filler(plan, progress), sk.LargePages(sum(sizes))  # one stretch, as a pass reads them
     made = {}  # a tied head is the embedding
 
     def lay_out(part):
@@ -73,17 +78,31 @@ def resident_weights(checkpoint, dtype, progress=None):
     for part, weight in made.values():
         filler.fill(part, weight)
     filler.finish()
+    give_back()
     return Resident(embedding, layers, plan.norm, head)
 
 
-def load_pack(path, *, dtype, kv, context, device, memory_budget, name, progress=None, reserved=None, reader=None):
+def load_pack(
+    path,
+    *,
+    dtype,
+    kv,
+    context,
+    device,
+    memory_budget,
+    name,
+    text=None,
+    progress=None,
+    reserved=None,
+    reader=None,
+):
     """A model over a pack: mapped if all of it may be in memory, else some blocks resident and the others streamed.
 
-    ``reader``: options of :class:`specdec_kernels.stream.Reader` (engine, threads, limit, depth).
+    ``text``: its tokenizer and chat template, if they are known already. ``reader``: options of
+    :class:`specdec_kernels.stream.Reader` (engine, threads, limit, depth).
     """
     from specdec_kernels import stream
 
-    from .memory import needs
     from .text.stored import restored
 
     with translated():
@@ -92,7 +111,7 @@ def load_pack(path, *, dtype, kv, context, device, memory_budget, name, progress
             config, kind = model_config(pack)
             if kind != dtype:
                 raise ModelError(f"dtype: the pack {path} holds {kind}, got {dtype!r}")
-            tokenizer, template = restored(pack, path)
+            tokenizer, template = text or restored(pack, path)
             needed = needs(config, kv=kv, context=context) | (reserved or {})
             plan = stream.plan(pack, budget=memory_budget, device=device, reserved=needed)
             weights = Streamed(stream.WeightStream(pack, plan, progress=progress, **(reader or {})), device)

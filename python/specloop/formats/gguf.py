@@ -38,10 +38,10 @@ class Strings(Sequence):
     """An array of strings, held as one piece of memory: a tenth of what a vocabulary's list of str would take."""
 
     def __init__(self, packed, ends):
-        self._packed, self._ends = packed, ends  # UTF-8 of all, and where each one ends
+        self.packed, self.ends = packed, ends  # UTF-8 of all, and where each one ends
 
     def __len__(self):
-        return len(self._ends)
+        return len(self.ends)
 
     def __getitem__(self, index):
         if isinstance(index, slice):
@@ -50,12 +50,12 @@ class Strings(Sequence):
             raise IndexError(index)
         if index < 0:
             index += len(self)
-        start = self._ends[index - 1] if index > 0 else 0
-        return self._packed[start : self._ends[index]].decode()
+        start = self.ends[index - 1] if index > 0 else 0
+        return self.packed[start : self.ends[index]].decode()
 
     def __iter__(self):
-        packed, start = self._packed, 0
-        for end in self._ends:
+        packed, start = self.packed, 0
+        for end in self.ends:
             yield packed[start:end].decode()
             start = end
 

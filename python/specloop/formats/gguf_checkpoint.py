@@ -107,9 +107,8 @@ class GGUFCheckpoint:
         return self._tokenizer
 
     def text_data(self):
-        plain = lambda value: value if isinstance(value, str | int | float | bool) else list(value)
         with GGUF.open(self.path) as again:  # it was not kept
-            found = {key: plain(value) for key, value in again.metadata.items() if key.startswith("tokenizer.")}
+            found = {key: value for key, value in again.metadata.items() if key.startswith("tokenizer.")}
         return {"kind": "gguf", "metadata": found}
 
     def identity(self):

@@ -15,7 +15,7 @@ import specdec_kernels as sk
 from ..errors import ModelError
 from .balance import find_balance
 
-PIECE_BYTES = 4 << 20  # float32 bytes of rows that are read, repacked and dropped at a time
+PIECE_BYTES = 1 << 20  # float32 bytes of rows that are read, repacked and dropped at a time
 DTYPES = ("int8", "bf16", "f32")
 
 
@@ -72,6 +72,20 @@ def int8_form(width):
     """(group size, whether groups are rotated) of int8 rows of ``width`` weights."""
     group = group_size(width)
     return group, group & (group - 1) == 0  # a rotation needs a power of two
+
+
+def row_bytes(matrix, dtype):
+    """Bytes of a row of a Matrix."""
+    if dtype == "int8":
+        return sk.Int8Weight.empty(16, matrix.width, int8_form(matrix.width)[0], device="meta").nbytes // 16
+    return matrix.width * (2 if dtype == "bf16" else 4)
+
+
+def nbytes(part, dtype):
+    """Bytes of a part."""
+    if isinstance(part, Vector):
+        return part.values.nbytes
+    return -(-part.rows // 16) * 16 * row_bytes(part, dtype)
 
 
 def needs_balance(dtype):

@@ -1,36 +1,69 @@
-"""A tokenizer and a chat template as they lie in a pack: plain JSON in a block of its own."""
+"""A tokenizer and a chat template as they lie in a pack: a block of their own, in which long lists stay compact.
+
+The block's part "told" is JSON. A list of strings in it is stored as two parts, the UTF-8 of all and where each ends,
+a list of small integers as one: as JSON a vocabulary would take tens of MB for a moment when it is read.
+"""
 
 import json
 import mmap
+from array import array
 
 import torch
 
 from ..errors import FormatError
+from ..formats.gguf import Strings
 from .tokenizer import Tokenizer
 
-BLOCK, PART = "text", "data"
+BLOCK = "text"
 
 
 def stored(checkpoint):
-    """What :func:`restored` reads, as a uint8 tensor."""
+    """{part name: uint8 or int tensor}: what :func:`restored` reads."""
     told = checkpoint.text_data() | {"chat_template": checkpoint.chat_template}
-    return torch.frombuffer(bytearray(json.dumps(told, ensure_ascii=False).encode()), dtype=torch.uint8)
+    parts = {}
+    metadata = told.get("metadata", {})
+    for key, value in list(metadata.items()):
+        if isinstance(value, Strings):
+            metadata[key] = {"strings": key}
+            parts[f"{key}/text"], parts[f"{key}/ends"] = (
+                _bytes(value.packed),
+                torch.tensor(value.ends, dtype=torch.int64),
+            )
+        elif isinstance(value, list):
+            metadata[key] = {"numbers": key}
+            parts[f"{key}/numbers"] = torch.tensor(value, dtype=torch.int64)
+    return {"told": _bytes(json.dumps(told).encode()), **parts}
 
 
 def restored(pack, path):
     """(tokenizer, chat template or None) of an open pack."""
     block = next((block for block in pack.blocks if block.name == BLOCK), None)
-    if block is None or PART not in block.parts:
+    if block is None or "told" not in block.parts:
         raise FormatError(f"{path}: no tokenizer in it")
     memory = mmap.mmap(-1, block.nbytes)  # on a page, as a block wants it
     pack.read_block(block.index, memory)
-    (piece,) = block.parts[PART].pieces
+
+    def read(name):
+        (piece,) = block.parts[name].pieces
+        return memory[piece.at : piece.at + piece.nbytes]
+
+    def whole(value):
+        if not isinstance(value, dict):
+            return value
+        if "strings" in value:
+            return Strings(read(f"{value['strings']}/text"), array("q", read(f"{value['strings']}/ends")))
+        return array("q", read(f"{value['numbers']}/numbers")).tolist()
+
     try:
-        told = json.loads(memory[piece.at : piece.at + piece.nbytes])
-    except ValueError as error:
-        raise FormatError(f"{path}: the tokenizer is not JSON: {error}") from None
-    if not isinstance(told, dict) or not isinstance(told.get("chat_template"), str | None):
-        raise FormatError(f"{path}: the tokenizer's data are not a pack's")
-    if told.get("kind") == "gguf" and isinstance(told.get("metadata"), dict):
-        return Tokenizer.from_gguf(told["metadata"]), told["chat_template"]
-    raise FormatError(f"{path}: a tokenizer of the unknown kind {told.get('kind')!r}")
+        told = json.loads(read("told"))
+        template, kind = told["chat_template"], told["kind"]
+        if kind != "gguf":
+            raise FormatError(f"{path}: a tokenizer of the unknown kind {kind!r}")
+        metadata = {key: whole(value) for key, value in told["metadata"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(f"{path}: the tokenizer's data are malformed: {error!r}") from None
+    return Tokenizer.from_gguf(metadata), template
+
+
+def _bytes(data):
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
