@@ -97,6 +97,13 @@ def descriptors_of(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+def settle(stream):
+    """Waits until all that was begun is read."""
+    last = -1
+    while last != (last := stream.stats.bytes_read):
+        time.sleep(0.03)
+
+
 def settled(count, expected):
     """Whether ``count()`` comes down to ``expected``: the system forgets a thread a little after it was joined."""
     deadline = time.monotonic() + 2

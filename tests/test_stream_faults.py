@@ -14,7 +14,19 @@ import specdec_kernels as sk
 from readers import Disk, Gate
 from specdec_kernels.stream import Pack, StreamError, WeightStream, plan
 from specdec_kernels.stream.slots import Slots, windows
-from streams import PAGE, contents, descriptors_of, parts, plan_of, run_pass, same, settled, threads_of, write_pack
+from streams import (
+    PAGE,
+    contents,
+    descriptors_of,
+    parts,
+    plan_of,
+    run_pass,
+    same,
+    settle,
+    settled,
+    threads_of,
+    write_pack,
+)
 
 
 @pytest.fixture
@@ -269,6 +281,7 @@ def test_an_interrupt_while_waiting(model):
     gate.open()
     with opened(pack, 2, pread=gate) as stream:
         run_pass(stream, expected)
+        settle(stream)
         gate.__init__()  # closed
         iterator = stream.blocks()
         next(iterator), next(iterator)
@@ -278,6 +291,7 @@ def test_an_interrupt_while_waiting(model):
             with pytest.raises(KeyboardInterrupt):
                 next(iterator)
         finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, old)
         for _ in range(2):
             run_pass(stream, expected)
@@ -390,6 +404,7 @@ def test_report_56_a_forked_child_is_told_at_once(model):
     with opened(pack, 2, [3], pread=Disk(delay=0.002)) as stream:
         run_pass(stream, expected)
         assert in_child(lambda: refused(lambda: next(stream.blocks()))) == 0
+        assert in_child(lambda: refused(lambda: next(stream.blocks([3])))) == 0  # which is resident
         iterator = stream.blocks()
         next(iterator)
         assert in_child(lambda: refused(lambda: next(iterator))) == 0
@@ -423,6 +438,12 @@ class Landing:
     def __init__(self, rng, eager):
         self.rng, self.eager, self.flying = rng, eager, {}
 
+    def fill(self, memory, value):
+        memory.fill_(value)
+
+    def leave(self, memory):
+        pass
+
     def start(self, index, memory):
         assert memory.data_ptr() not in self.flying, "two reads into one slot"
         load = Flight(self, index, memory)
@@ -452,9 +473,7 @@ def test_slots_with_reads_that_land_at_the_worst_moment(eager):
     rng = random.Random(int(10 * eager))
     for _ in range(150):
         count, number = rng.randint(1, 7), rng.randint(1, 4)
-        slots = Slots(
-            [torch.zeros(8, dtype=torch.uint8) for _ in range(number)], Landing(rng, eager).start, poison=True
-        )
+        slots = Slots([torch.zeros(8, dtype=torch.uint8) for _ in range(number)], Landing(rng, eager), poison=True)
         for _ in range(4):
             order = [rng.randrange(count) for _ in range(rng.randint(1, 9))] if rng.random() < 0.5 else range(count)
             each = windows(order, (), len(slots))
@@ -473,3 +492,12 @@ def test_slots_with_reads_that_land_at_the_worst_moment(eager):
                     assert slot.memory.tolist() == [index] * 8
                 slots.release(each[at + 1])
                 slots.fill(each[at + 1])
+
+
+def test_the_slot_in_use_is_never_given_away():
+    slots = Slots([torch.zeros(8, dtype=torch.uint8)], Landing(random.Random(0), 1.0), poison=True)
+    slot = slots.take(7, (7,))
+    slots.fill((3, 4))
+    assert slot.memory.tolist() == [7] * 8 and slots.drop(1) == 0
+    slots.release((3, 4))
+    assert slots.take(3, (3, 4)).memory.tolist() == [3] * 8

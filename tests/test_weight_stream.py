@@ -21,8 +21,21 @@ from specdec_kernels.stream import StreamError
 from specdec_kernels.stream.footprint import footprint
 from specdec_kernels.stream.pack import Pack
 from specdec_kernels.stream.plan import plan
+from specdec_kernels.stream.slots import reads_per_pass
 from specdec_kernels.stream.weight_stream import WeightStream
-from streams import PAGE, contents, descriptors_of, parts, plan_of, run_pass, same, settled, threads_of, write_pack
+from streams import (
+    PAGE,
+    contents,
+    descriptors_of,
+    parts,
+    plan_of,
+    run_pass,
+    same,
+    settle,
+    settled,
+    threads_of,
+    write_pack,
+)
 
 
 class Reads(Disk):
@@ -273,18 +286,11 @@ def test_bytes_per_pass_are_the_planned_ones(packs, slots):
         run_pass(stream, expected)
         read = []
         for _ in range(3):
-            _settle(stream)
+            settle(stream)
             read.append(stream.stats.bytes_read)
             run_pass(stream, expected)
         assert read[1] - read[0] == read[2] - read[1] == stream.plan.bytes_per_pass
         assert stream.plan.bytes_per_pass == streamed_bytes(pack, range(9), [2, 5])
-
-
-def _settle(stream):
-    """Waits until everything that was begun is read."""
-    last = -1
-    while last != (last := stream.stats.bytes_read):
-        time.sleep(0.02)
 
 
 def test_the_next_pass_begins_while_the_caller_does_something_else(packs):
@@ -292,7 +298,7 @@ def test_the_next_pass_begins_while_the_caller_does_something_else(packs):
     reads = Reads()
     with opened(pack, 3, pread=reads) as stream:
         run_pass(stream, expected)
-        _settle(stream)
+        settle(stream)
         ahead = stream.stats.bytes_read - stream.stats.streamed_bytes
         assert ahead == sum(pack.blocks[index].nbytes for index in range(3))  # all slots, of the blocks that come first
         count = len(reads.reads)
@@ -318,6 +324,19 @@ def test_report_66_67_a_pass_reads_what_it_uses_and_that_once(packs):
             assert after.streamed_bytes - before.streamed_bytes == streamed_bytes(pack, union)
             fills = after.reused - before.reused - (after.dropped - before.dropped)
             assert fills <= len(union) + 1
+
+
+def test_a_block_that_comes_again_soon_is_not_read_again(packs):
+    pack, expected = packs(6)
+    with opened(pack, 3) as stream:
+        order = [0, 0, 1, 0, 2, 3, 3, 4, 3, 5]
+        run_pass(stream, expected, order)
+        settle(stream)
+        before = stream.stats.bytes_read
+        run_pass(stream, expected, order)
+        settle(stream)
+        assert stream.stats.bytes_read - before == pack.nbytes
+        assert reads_per_pass(order, (), 3) == [3, 4, 5, 0, 1, 2]
 
 
 def test_report_72_a_pass_after_a_rejected_one_sees_the_same_blocks(packs):
@@ -361,6 +380,7 @@ import sys, resource, torch
 from specdec_kernels.stream.footprint import footprint
 from specdec_kernels.stream.pack import Pack
 from specdec_kernels.stream.plan import plan
+from specdec_kernels.stream.slots import reads_per_pass
 from specdec_kernels.stream.weight_stream import WeightStream
 """
 

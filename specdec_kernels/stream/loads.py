@@ -6,11 +6,14 @@ import queue
 import threading
 import weakref
 
+from .memory import aligned_empty
 from .reader import Reader
 
 
 class Loads:
     """Reads blocks of ``pack`` into memory. ``options``: of the Reader; ``verify``: checks each block once."""
+
+    ahead = 4  # resident blocks that are read at the same time while loading
 
     def __init__(self, pack, verify, options):
         self._blocks, self._pid = pack.blocks, os.getpid()
@@ -24,6 +27,16 @@ class Loads:
         block = self._blocks[index]
         memory = memory[: block.nbytes]
         return self._checks.after(self._reader.submit(block.ranges, memory), index, memory)
+
+    def empty(self, nbytes):
+        """Memory that blocks are read into."""
+        return aligned_empty(nbytes)
+
+    def fill(self, memory, value):
+        memory.fill_(value)
+
+    def leave(self, memory):
+        """Nobody uses the block in ``memory`` any more. The host's own work on it is over by then."""
 
     def counters(self):
         """(engine, bytes read, seconds in which there was something to read)."""

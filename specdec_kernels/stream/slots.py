@@ -58,13 +58,15 @@ class Slot:
 
 
 class Slots:
-    """``start(index, memory)`` begins to read a block and returns its load: what has ``wait()`` and ``cancel()``.
+    """``source`` (loads.py, uploads.py) fills the memories: ``start(index, memory)`` begins to read a block and returns
+    its load, what has ``wait()`` and ``cancel()``; ``leave(memory)`` hears that the block in use is done with; and
+    ``fill(memory, value)``.
 
     ``poison``: memory that is free holds 0xFF, which makes NaN of most weights that are used too late (tests).
     """
 
-    def __init__(self, memories, start, poison=False):
-        self._start, self._poison = start, poison
+    def __init__(self, memories, source, poison=False):
+        self._source, self._poison = source, poison
         self._all = [Slot(number, memory) for number, memory in enumerate(memories)]
         self._free = deque(self._all)
         self._held = {}  # block index -> the slot that holds or gets it
@@ -92,7 +94,7 @@ class Slots:
                     return  # a window of more blocks than there are slots
                 slot.generation += 1
                 try:
-                    slot.load = self._start(index, slot.memory)
+                    slot.load = self._source.start(index, slot.memory)
                 except BaseException:
                     self._free.append(slot)
                     raise
@@ -117,11 +119,14 @@ class Slots:
     def release(self, window):
         """The block in use is done with. It stays where it is if ``window`` has it again."""
         slot, self._in_use = self._in_use, None
-        if slot is not None and slot.block not in window:
+        if slot is None:
+            return
+        if slot.block not in window:
             slot.load = None
             self._free_up(slot)
             if self._poison:
-                slot.memory.fill_(0xFF)
+                self._source.fill(slot.memory, 0xFF)
+        self._source.leave(slot.memory)
 
     def holds(self, number, index, generation):
         """Whether slot ``number`` still has block ``index`` from its filling ``generation``."""

@@ -21,13 +21,11 @@ from typing import NamedTuple
 from .errors import StreamError
 from .loads import Loads
 from .mapping import map_pack
-from .memory import aligned_empty
 from .pack import Pack
 from .slots import Slots, windows
 
 log = logging.getLogger("specdec_kernels.stream")
 
-AHEAD = 4  # resident blocks that are read at the same time while loading
 ORDERS = 16  # whose windows are kept
 
 
@@ -59,6 +57,9 @@ class StreamStats:
     peak_bytes: int  # most that resident blocks and slots took together
     reused: int  # how often a slot was filled again
     dropped: int  # blocks read in vain: a pass took another turn
+    link: str | None  # how blocks get to a device: pinned, ring (of page-locked pieces), pageable; None = no device
+    copied_bytes: int  # to the device
+    pinned_bytes: int  # of the host, page-locked now
 
 
 class WeightStream:
@@ -69,7 +70,12 @@ class WeightStream:
     verify : tests each block's checksum when it is first read
     progress : called with the fraction of the resident bytes that are loaded; an exception from it ends the loading
     poison : fills slots with 0xFF when they are free (tests)
+    no_pin : page-locks no memory of the host (of plans for a device with memory of its own)
+    device : what stands in for the plan's device (device.py; tests)
     reader : options of :class:`Reader`: engine, threads, limit, depth
+
+    On a GPU, work on a block belongs on the stream that is current when the next one is asked for. A tensor of a block
+    has the same address whenever the block is in the same slot, so what is done with one block can be captured.
 
     One thread at a time may use it; ``close`` may be called from any. A pass that is left early (break, an exception)
     ends there, and the next one starts from its beginning. After a fork, a stream that reads can't be used in the
@@ -78,32 +84,44 @@ class WeightStream:
 
     _closed = True  # until it is open
 
-    def __init__(self, pack, plan, *, verify=True, progress=None, poison=False, **reader):
+    def __init__(self, pack, plan, *, verify=True, progress=None, poison=False, no_pin=False, device=None, **reader):
         self._owned = not isinstance(pack, Pack)
         self.pack, self.plan = Pack.open(pack), plan
         self._closed, self._pid = False, os.getpid()
         self._one_pass = threading.Lock()
         self._resident, self._mapping, self._loads, self._slots = {}, None, None, None
+        self._uploads = None  # the loads of a device with memory of its own
         self._order, self._windows, self._known = self.pack.order, (), {}  # _known: order -> its windows
         self._passes = self._streamed_bytes = self._peak_bytes = 0
         self._counters, self._wait_seconds = (None, 0, 0.0), 0.0
         try:
-            self._open(verify, progress or (lambda fraction: None), poison, reader)
+            self._open(verify, progress or (lambda fraction: None), poison, not no_pin, device, reader)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, verify, progress, poison, options):
+    def _open(self, verify, progress, poison, pin, device, options):
         if self.plan.mapped and self._map(verify, progress):
             return
-        self._loads = Loads(self.pack, verify, options)
+        if self.plan.device.type == "cpu":
+            self._loads = Loads(self.pack, verify, options)
+        else:
+            from .device import TorchDevice
+            from .uploads import Uploads
+
+            device = device or TorchDevice(self.plan.device)
+            self._loads = self._uploads = Uploads(
+                self.pack, self.plan, device, verify=verify, poison=poison, pin=pin, options=options
+            )
         self._load_resident(progress)
         self._peak_bytes = self.plan.resident_bytes
         if not self.plan.streamed:
             self._stop_reading()
             return
-        memories = [aligned_empty(self.plan.slot_bytes) for _ in range(self.plan.slots)]
-        self._slots = Slots(memories, self._loads.start, poison)
+        if self._uploads is not None:
+            self._uploads.stream_from_host()
+        memories = [self._loads.empty(self.plan.slot_bytes) for _ in range(self.plan.slots)]
+        self._slots = Slots(memories, self._loads, poison)
         self._peak_bytes += self._slots.nbytes
         self._use(self._order)
 
@@ -137,9 +155,9 @@ class WeightStream:
             progress(done / total)
 
         for index in self.plan.resident:
-            memory = aligned_empty(self.pack.blocks[index].nbytes)
+            memory = self._loads.empty(self.pack.blocks[index].nbytes)
             loads.append((index, memory, self._loads.start(index, memory)))
-            if len(loads) > AHEAD:
+            if len(loads) > self._loads.ahead:
                 finish()
         while loads:
             finish()
@@ -272,7 +290,7 @@ class WeightStream:
 
     @property
     def stats(self):
-        slots = self._slots
+        slots, uploads = self._slots, self._uploads
         engine, bytes_read, read_seconds = self._loads.counters() if self._loads else self._counters
         return StreamStats(
             active=slots is not None,
@@ -289,6 +307,9 @@ class WeightStream:
             peak_bytes=self._peak_bytes,
             reused=slots.reused if slots else 0,
             dropped=slots.dropped if slots else 0,
+            link=uploads.link if uploads else None,
+            copied_bytes=uploads.copied_bytes if uploads else 0,
+            pinned_bytes=uploads.pinned_bytes if uploads else 0,
         )
 
     def _check_usable(self):
