@@ -12,7 +12,7 @@ import torch
 
 from forked import Nursery
 from specdec_kernels import native, pack_int8
-from specdec_kernels.stream import Pack, PackWriter, StreamError, map_pack, seal
+from specdec_kernels.stream import Pack, PackWriter, StreamError, map_pack, seal, sealed
 
 compiled = pytest.mark.skipif(native.cpu is None, reason=f"needs the compiled module: {native.cpu_reason}")
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
@@ -171,6 +171,29 @@ def test_a_signal_that_was_sent(path, child):
     assert (done.returncode, done.stdout) == (0, "heard\nheard\n"), done.stderr
 
 
+@pytest.mark.slow
+def test_under_sanitizers(path, sanitized):
+    """Their own handler of SIGBUS stands behind the guard; no memory error in finding and replacing pages."""
+    write_pack(path)
+    code = """
+import os, sys, torch
+from specdec_kernels.stream import Pack, StreamError, map_pack
+pack = Pack.open(sys.argv[1])
+many = [map_pack(pack) for _ in range(5)]
+del many[::2]
+os.truncate(sys.argv[1], pack.blocks[1].ranges[0].offset)
+for mapped in many:
+    mapped.load(2)
+    print(mapped.memory(0).sum().item() > 0, mapped.memory(1).sum().item(), mapped.memory(2).sum().item())
+    try:
+        mapped.check()
+    except StreamError:
+        print("noticed")
+"""
+    done = sanitized(["-c", code, path])
+    assert (done.returncode, done.stdout) == (0, "True 0 0\nnoticed\n" * 2), done.stderr[-4000:]
+
+
 @compiled
 def test_threads_that_meet_the_loss_together(path, child):
     write_pack(path, blocks=4, rows=4096)
@@ -293,6 +316,18 @@ def test_no_room_for_sealed_memory(path, child):
         path,
     )
     assert (done.returncode, done.stdout) == (0, f"{errno.EFBIG} 0\n"), done.stderr
+
+
+@linux
+def test_more_than_there_is(path, monkeypatch):
+    write_pack(path)
+    monkeypatch.setattr(sealed, "available_memory", lambda: (1000, "a test"))
+    with (
+        Pack.open(path) as pack,
+        pytest.raises(OSError, match=r"more than the 1000 that are free \(a test\)") as caught,
+    ):
+        seal(pack)
+    assert caught.value.errno == errno.ENOMEM
 
 
 @linux

@@ -9,6 +9,7 @@ import errno
 import os
 
 from .errors import StreamError
+from .limits import available_memory
 
 try:
     import fcntl
@@ -30,6 +31,9 @@ def seal(pack):
         raise StreamError(f"{pack.path}: only a pack of one file can be sealed, got {len(pack.files)} files")
     (file,) = pack.files
     pack.check_unchanged()
+    free, why = available_memory()
+    if file.size > free:  # where memory is promised freely, making the file would end some process
+        raise OSError(errno.ENOMEM, f"{file.size} bytes to share are more than the {free} that are free ({why})")
     fd = os.memfd_create("specdec-pack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.posix_fallocate(fd, 0, max(file.size, 1))  # not enough memory is an error here, SIGBUS at first use
