@@ -227,6 +227,27 @@ def test_ranges_are_used_again(path):
             del many[::2]
 
 
+@compiled
+def test_d49_no_room_for_a_mapping(path, child):
+    """A limit on address space: an exception that can be caught; the pack is still there to be read."""
+    write_pack(path, rows=4096)
+    done = child(
+        """
+        import resource
+        pack = Pack.open(sys.argv[1])
+        used = int(open("/proc/self/statm").read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 20), -1))
+        try:
+            map_pack(pack)
+        except StreamError as error:
+            print(str(error).endswith("Cannot allocate memory"))
+        print(pack.rows("m0", torch.tensor([1])).shape)
+        """,
+        path,
+    )
+    assert (done.returncode, done.stdout) == (0, "True\ntorch.Size([1, 256])\n"), done.stderr
+
+
 def test_mapping_is_refused(path, monkeypatch):
     """Where SIGBUS can't be caught, or blocks are gathered from several files."""
     write_pack(path)
@@ -293,7 +314,9 @@ def test_sealed_memory(path, child):
             mapped.check()
             """
             done = child(code, f"/proc/{os.getpid()}/fd/{fd}")
-            assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
+            assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+        with Pack.open(fd) as pack:  # E 59: a process that used it and ended takes nothing away
+            assert torch.equal(pack.rows("m1", ids), weights[1].rows(ids))
     finally:
         os.close(fd)
 

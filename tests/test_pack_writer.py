@@ -256,6 +256,33 @@ def test_e55_killed_while_saving(path, name):
     assert os.listdir(path.parent) == [path.name]
 
 
+def test_a_file_system_without_links(path, monkeypatch):
+    """Found out before the work, not after it."""
+
+    def refused(*_, **__):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refused)
+    small(path)
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_writer_that_another_one_took_for_dead(path, monkeypatch):
+    """Between making a temporary file and locking it there is a moment; who loses it there makes another one."""
+    monkeypatch.setattr(newfile.NewFile, "_unnamed", lambda self: None)
+    real, lost = newfile._lock, []
+
+    def late(fd):
+        if not lost:
+            lost.append(os.listdir(path.parent)[0])
+            newfile._remove_if_left(path.parent / lost[0])
+        real(fd)
+
+    monkeypatch.setattr(newfile, "_lock", late)
+    small(path)
+    assert lost and os.listdir(path.parent) == [path.name]
+
+
 def test_modes_and_links(tmp_path, way):
     """The mode follows umask, or stays that of the file that is replaced; a link keeps pointing at the new file."""
     path, link = tmp_path / "real.pack", tmp_path / "link.pack"

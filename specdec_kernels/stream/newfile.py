@@ -33,37 +33,62 @@ class NewFile:
             self._mode = stat.S_IMODE(status.st_mode)
         self._sweep()
         self._fd = self._unnamed()
-        if self._fd is None:
-            self._name = self._temporary()
-            self._fd = os.open(self._name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
-        self._lock(self._fd)
+        while self._fd is None:
+            self._fd = self._named()
+        _lock(self._fd)
 
     def _unnamed(self):
+        """A file without a name; None where there is no such thing, or where it can't get a name later."""
         flag = getattr(os, "O_TMPFILE", None)
-        if flag is None or not os.path.exists("/proc/self/fd"):
+        if flag is None:
             return None
         try:
+            probe = os.open(self._folder, flag | os.O_RDWR | _BINARY, 0o666)
+            try:
+                _lock(probe)
+                os.unlink(self._link(probe))
+            finally:
+                os.close(probe)
             return os.open(self._folder, flag | os.O_RDWR | _BINARY, 0o666)
-        except OSError as error:
-            if error.errno in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
-                return None  # this file system, or kernel, does not have it; ENOENT is reported with the name
-            raise
+        except OSError:
+            return None
+
+    def _named(self):
+        name = self._temporary()
+        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+        _lock(fd)
+        try:  # before it was locked, another writer may have taken it for one that was left
+            if os.path.samestat(os.fstat(fd), os.stat(name)):
+                self._name = name
+                return fd
+        except FileNotFoundError:
+            pass
+        os.close(fd)
+        return None
+
+    def _link(self, fd):
+        """Gives an unnamed file a temporary name, which it returns."""
+        name = self._temporary()
+        folder = os.open(self._folder, os.O_RDONLY | _BINARY)
+        try:  # with a folder given, Python uses the call that follows the link in /proc
+            os.link(f"/proc/self/fd/{fd}", os.path.basename(name), dst_dir_fd=folder, follow_symlinks=True)
+        finally:
+            os.close(folder)
+        return name
 
     def _temporary(self):
         return os.path.join(self._folder, f".{self._base}.{secrets.token_hex(4)}.tmp")
 
     def _sweep(self):
         """Removes what killed writers of the same file left."""
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self._folder):
-                if name.startswith(f".{self._base}.") and name.endswith(".tmp"):
+        try:
+            names = os.listdir(self._folder)
+        except OSError:
+            return  # what is wrong with the folder shows when the file is made
+        for name in names:
+            if name.startswith(f".{self._base}.") and name.endswith(".tmp"):
+                with contextlib.suppress(OSError):
                     _remove_if_left(os.path.join(self._folder, name))
-
-    @staticmethod
-    def _lock(fd):
-        if fcntl is not None:
-            with contextlib.suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, data, offset):
         view, done = memoryview(data), 0
@@ -87,13 +112,7 @@ class NewFile:
                 os.fchmod(self._fd, self._mode)
         os.fsync(self._fd)
         if self._name is None:
-            self._name = self._temporary()
-            folder = os.open(self._folder, os.O_RDONLY | _BINARY)
-            try:  # with a folder given, Python uses the call that follows the link in /proc
-                name = os.path.basename(self._name)
-                os.link(f"/proc/self/fd/{self._fd}", name, dst_dir_fd=folder, follow_symlinks=True)
-            finally:
-                os.close(folder)
+            self._name = self._link(self._fd)
         if os.name == "nt":
             os.close(self._fd)
             self._fd = -1
@@ -118,6 +137,12 @@ class NewFile:
         if name is not None:
             with contextlib.suppress(OSError):
                 os.unlink(name)
+
+
+def _lock(fd):
+    if fcntl is not None:
+        with contextlib.suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
 
 
 def _remove_if_left(path):
