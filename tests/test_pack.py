@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import pack_bytes as pb
-from specdec_kernels import pack_int8
+from specdec_kernels import pack_int8, record
 from specdec_kernels.stream import Pack, PackError, StreamError
 
 
@@ -64,6 +64,13 @@ def test_rows_have_the_bits_of_the_matrix(path, weight):
                 pack.rows("embedding", torch.tensor([0, wrong]))
         with pytest.raises(ValueError, match="matrix: expected one of this pack's"):
             pack.rows("head", ids)
+
+
+def test_rows_are_not_recorded(path):
+    """What runs again later would use memory that is gone and ids of another time."""
+    with Pack.open(path) as pack, record() as recording:
+        pack.rows("w", torch.tensor([1]))
+    assert not recording.complete and recording.reason == "rows were read from a file"
 
 
 def test_sources(path):

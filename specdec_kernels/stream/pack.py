@@ -119,9 +119,9 @@ class Pack:
             raise ValueError(f"matrix: expected one of this pack's ({known}), got {matrix!r}")
         return [(self.blocks[index], self.blocks[index].parts[part]) for index, part in self.matrices[matrix]]
 
-    def _read(self, block, at, memory):
-        """Reads ``memory`` from the block's byte ``at`` on, which may cross from one range into the next."""
-        view, done = view_of(memory), 0
+    def _read(self, block, at, view):
+        """Fills ``view`` from the block's byte ``at`` on; it may cross from one range into the next."""
+        done = 0
         for part in block.ranges:
             start = at + done - part.at
             if 0 <= start < part.nbytes and done < len(view):

@@ -4,8 +4,10 @@ import itertools
 
 import torch
 
+from .. import native
 from ..int8_weight import PANEL, Int8Weight
 from ..validate import output, tensor
+from .buffers import view_of
 
 CHUNK = 64  # panels or rows that are read before they are expanded
 
@@ -14,75 +16,75 @@ class Rows:
     """The rows of a matrix that consists of parts, one below the other."""
 
     def __init__(self, name, parts, read):
-        """``parts``: pairs (block, part); ``read(block, at, memory)`` fills memory from the block's byte at on."""
+        """``parts``: pairs (block, part); ``read(block, at, view)`` fills a view from the block's byte ``at`` on."""
         self.name, self.parts, self.read = name, parts, read
         self.starts = list(itertools.accumulate((part.shape[0] for _, part in parts), initial=0))
         self.shape = (self.starts[-1], parts[0][1].shape[1])
 
     def write(self, ids, out):
         """out[i] = row ids[i] in f32; returns how many bytes were read."""
+        native.not_recordable("rows were read from a file")
         tensor("ids", ids, (torch.int64,), ndim=1)
+        output("out", out, torch.float32, (ids.shape[0], self.shape[1]), out.device)
         numbers = ids.tolist()
-        n, k = self.shape
-        wrong = [i for i in numbers if not 0 <= i < n]
-        if wrong:
-            raise ValueError(f"ids: expected row numbers in 0..{n - 1} of {self.name}, got {wrong[0]}")
-        output("out", out, torch.float32, (len(numbers), k), out.device)
+        if numbers and not 0 <= min(numbers) <= max(numbers) < self.shape[0]:
+            wrong = next(i for i in numbers if not 0 <= i < self.shape[0])
+            raise ValueError(f"ids: expected row numbers in 0..{self.shape[0] - 1} of {self.name}, got {wrong}")
+        if len(self.parts) == 1 and out.device.type == "cpu":
+            return self._part(*self.parts[0], numbers, out)
         done = 0
         for (block, part), start, stop in zip(self.parts, self.starts, self.starts[1:], strict=False):
             places = [place for place, i in enumerate(numbers) if start <= i < stop]
             if places:
-                one = self._int8 if part.kind == "int8" else self._floats
-                values = torch.empty(len(places), k)
-                done += one(block, part, [numbers[place] - start for place in places], values)
+                values = torch.empty(len(places), self.shape[1])
+                done += self._part(block, part, [numbers[place] - start for place in places], values)
                 out[torch.tensor(places, device=out.device)] = values.to(out.device)
         return done
+
+    def _part(self, block, part, ids, values):
+        return (self._int8 if part.kind == "int8" else self._floats)(block, part, ids, values)
 
     def _int8(self, block, part, ids, values):
         """By panels: sixteen rows lie together. A row's values depend on its panel alone, so a few panels do."""
         codes, scale = part.pieces
         steps, groups = codes.shape[1], scale.shape[1]
-        memory = [torch.empty(CHUNK, steps * 64, dtype=torch.uint8), torch.empty(CHUNK, groups * 64, dtype=torch.uint8)]
         read = 0
-        for at, chunk in _chunks(ids, lambda i: i // PANEL):
-            for place, panel in enumerate(chunk):
-                for piece, rows in zip((codes, scale), memory, strict=True):
-                    self.read(block, piece.at + panel * rows.shape[1], rows[place])
-                    read += rows.shape[1]
-            count = len(chunk)
-            matrix = Int8Weight(
-                count * PANEL,
-                part.shape[1],
-                part.group_size,
-                memory[0][:count].view(count, steps, 16, 4),
-                memory[1][:count].view(torch.float32).view(count, groups, 16),
-                part.rotated,
-            )
-            here = torch.tensor([chunk[i // PANEL] * PANEL + i % PANEL for i in ids[at]])
-            values[at] = matrix.rows(here)
+        for start, stop, panels in _chunks([i // PANEL for i in ids]):
+            count = len(panels)
+            some = torch.empty(count, steps, 16, 4, dtype=torch.uint8), torch.empty(count, groups, 16)
+            for piece, memory in zip(part.pieces, some, strict=True):
+                read += self._pieces(block, piece.at, panels, memory)
+            matrix = Int8Weight(count * PANEL, part.shape[1], part.group_size, *some, part.rotated)
+            here = torch.tensor([panels[i // PANEL] * PANEL + i % PANEL for i in ids[start:stop]])
+            matrix.rows(here, out=values[start:stop])
         return read
 
     def _floats(self, block, part, ids, values):
-        piece = part.pieces[0]
-        size = part.shape[1] * piece.dtype.itemsize
-        memory = torch.empty(CHUNK, size, dtype=torch.uint8)
+        (piece,) = part.pieces
         read = 0
-        for at, chunk in _chunks(ids, lambda i: i):
-            for place, row in enumerate(chunk):
-                self.read(block, piece.at + row * size, memory[place])
-                read += size
-            values[at] = memory.view(piece.dtype)[[chunk[i] for i in ids[at]]].float()
+        for start, stop, rows in _chunks(ids):
+            memory = torch.empty(len(rows), part.shape[1], dtype=piece.dtype)
+            read += self._pieces(block, piece.at, rows, memory)
+            values[start:stop] = memory[[rows[i] for i in ids[start:stop]]]
         return read
 
+    def _pieces(self, block, at, places, memory):
+        """memory[places[i]] = element i of the array that begins ``at``, for all i in places."""
+        size = memory.nbytes // memory.shape[0]
+        view = view_of(memory)
+        for i, place in places.items():
+            self.read(block, at + i * size, view[place * size : (place + 1) * size])
+        return memory.nbytes
 
-def _chunks(ids, unit):
-    """Runs of ids that need at most CHUNK different units: (slice, {unit: its place})."""
+
+def _chunks(keys):
+    """Runs of keys with at most CHUNK different ones: (start, stop, {key: its place among them})."""
     start, places = 0, {}
-    for stop, i in enumerate(ids):
-        if unit(i) not in places:
+    for stop, key in enumerate(keys):
+        if key not in places:
             if len(places) == CHUNK:
-                yield slice(start, stop), places
+                yield start, stop, places
                 start, places = stop, {}
-            places[unit(i)] = len(places)
+            places[key] = len(places)
     if places:
-        yield slice(start, len(ids)), places
+        yield start, len(keys), places
