@@ -26,6 +26,7 @@ import time
 import xml.etree.ElementTree
 from pathlib import Path
 
+import gpu_streaming
 import torch
 from ab import aa, compare
 from gpu_work import everything
@@ -207,6 +208,11 @@ def line(result):
     return f"{text}  {result['ratio']:6.2f}x {result['rival']}" if result["rival"] else text
 
 
+def stream_line(result):
+    text = f"{'weight stream':16s}{result['name']:54s}{result['kind']:10s}{result['link'] or 'no link':8s}"
+    return f"{text}{result['ms']:7.1f} ms {result['gbps']:7.1f} GB/s {100 * result['share_of_link']:4.0f} % of the link"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: a dry run")
@@ -245,6 +251,17 @@ def main():
             except Exception as error:  # one operation that fails must not cost the other figures
                 failed.append(f"{work.operation} {work.name} on {backend}: {type(error).__name__}: {error}")
                 print(failed[-1], flush=True)
+    streaming = []
+    if time.monotonic() - begin > options.seconds:
+        left += 1
+    else:
+        try:
+            for result in gpu_streaming.measure(gpu):
+                streaming.append(result)
+                print(stream_line(result), flush=True)
+        except Exception as error:
+            failed.append(f"streaming: {type(error).__name__}: {error}")
+            print(failed[-1], flush=True)
     facts = {
         "device": gpu.name,
         "dry_run": dry,
@@ -254,6 +271,7 @@ def main():
         "copy_gbps": copy / 1e9,
         "tests": counted(options.tests) if options.tests else None,
         "results": results,
+        "streaming": streaming,
         "declined": sorted(set(declined)),
         "failed": failed,
         "left_out": left,

@@ -74,7 +74,7 @@ step 30 "what is used" bash -euo pipefail -c backend
 failed=0
 tests() { # tests NAME SECONDS CALLS EXPRESSION: the device tests that the expression names
   SPECDEC_DEVICE_CALLS=$3 step "$2" "every operation on the device: $1" "$python" -m pytest -c "$root/pyproject.toml" \
-    --rootdir "$root" -p no:cacheprovider -rs --junitxml "$work/tests/$1.xml" -k "$4" "$root"/tests/test_device{,_attention}.py
+    --rootdir "$root" -p no:cacheprovider -rs --junitxml "$work/tests/$1.xml" -k "$4" "$root"/tests/test_device{,_attention,_stream}.py
 }
 mkdir "$work/tests"
 if [ "$device" = cpu ]; then

@@ -44,6 +44,8 @@ def test_dry_run_of_the_benchmark_writes_the_result(tmp_path):
     assert facts["left_out"] == 0 and facts["copy_gbps"] > 0 and facts["tests"] is None
     operations = {"verify", "sample", "quantize_int8", "dequantize_int8", "linear_int8", "expand", "attend_int8"}
     assert {r["operation"] for r in facts["results"]} == operations
+    (streamed,) = facts["streaming"]
+    assert streamed["kind"] == "file" and streamed["gbps"] > 0 and streamed["share_of_link"] > 0
     for result in facts["results"]:
         assert result["us"] > 0 and result["gbps"] > 0 and result["share_of_copy"] > 0 and result["call_us"] > 0
         if result["rival"]:
@@ -53,7 +55,7 @@ def test_dry_run_of_the_benchmark_writes_the_result(tmp_path):
 def test_the_time_limit_leaves_out_and_says_so(tmp_path):
     done = run(sys.executable, BENCH, "--device", "cpu", "--out", tmp_path / "out", "--seconds", 0)
     facts = results(tmp_path / "out")
-    assert done.returncode == 0 and not facts["results"] and facts["left_out"] > 5
+    assert done.returncode == 0 and not facts["results"] and not facts["streaming"] and facts["left_out"] > 5
 
 
 def test_a_dry_run_is_not_put_among_the_results():

@@ -10,6 +10,8 @@ from typing import Protocol
 
 import torch
 
+from .errors import StreamError
+
 PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device of the process
 ALREADY_REGISTERED = 712
 
@@ -80,7 +82,7 @@ class TorchDevice:
 
     def current(self):
         if torch.cuda.is_current_stream_capturing():
-            raise RuntimeError(
+            raise StreamError(
                 "a pass over streamed weights can't be captured as a whole; capture what is done with each block"
             )
         return torch.cuda.current_stream(self.device)
