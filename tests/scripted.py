@@ -117,7 +117,7 @@ class ToyTokenizer:
     def __init__(self, pieces, eos_ids=()):
         self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
         self.eos_ids = frozenset(eos_ids)
-        self.bos_id, self.control_tokens = None, ()
+        self.bos_id, self.eos_id, self.control_tokens = None, None, ()
 
     def token_bytes(self, token, *, special=True):
         return self.pieces[token]

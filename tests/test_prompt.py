@@ -9,6 +9,7 @@ class Characters:
     """One id per character, control tokens are negative."""
 
     bos_id = None
+    eos_id = None
     control_tokens = ("<|im_start|>", "<|im_end|>", "<s>")
 
     def encode(self, text):

@@ -12,8 +12,9 @@ MARK = "\ufdd0"  # a noncharacter: no text that is meant to be read has it
 
 def encode_messages(template, messages, tokenizer):
     """The ids of the rendered messages, ready for an answer. Raises TemplateError, PromptError."""
-    bos = "" if tokenizer.bos_id is None else tokenizer.decode([tokenizer.bos_id])
-    text = chat_prompt(template, [_marked(message, tokenizer.control_tokens) for message in messages], bos=bos)
+    bos, eos = ("" if id is None else tokenizer.decode([id]) for id in (tokenizer.bos_id, tokenizer.eos_id))
+    marked = [_marked(message, tokenizer.control_tokens) for message in messages]
+    text = chat_prompt(template, marked, bos=bos, eos=eos)
     return [token for part in text.split(MARK) for token in tokenizer.encode(part)]
 
 

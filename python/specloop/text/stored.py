@@ -1,7 +1,8 @@
 """A tokenizer and a chat template as they lie in a pack: a block of their own, in which long lists stay compact.
 
 The block's part "told" is JSON. A list of strings in it is stored as two parts, the UTF-8 of all and where each ends,
-a list of small integers as one: as JSON a vocabulary would take tens of MB for a moment when it is read.
+a list of small integers as one: as JSON a vocabulary would take tens of MB for a moment when it is read. A folder's
+tokenizer.json is a part as it is.
 """
 
 import json
@@ -12,6 +13,7 @@ import torch
 
 from ..errors import FormatError
 from ..formats.gguf import Strings
+from .folder_tokenizer import FolderTokenizer
 from .tokenizer import Tokenizer
 
 BLOCK = "text"
@@ -21,6 +23,8 @@ def stored(checkpoint):
     """{part name: uint8 or int tensor}: what :func:`restored` reads."""
     told = checkpoint.text_data() | {"chat_template": checkpoint.chat_template}
     parts = {}
+    if told["kind"] == "huggingface":
+        parts["tokenizer"] = _bytes(told.pop("tokenizer").encode())
     metadata = told.get("metadata", {})
     for key, value in list(metadata.items()):
         if isinstance(value, Strings):
@@ -57,6 +61,9 @@ def restored(pack, path):
     try:
         told = json.loads(read("told"))
         template, kind = told["chat_template"], told["kind"]
+        if kind == "huggingface":
+            told["tokenizer"] = read("tokenizer").decode()
+            return FolderTokenizer.from_data(told), template
         if kind != "gguf":
             raise FormatError(f"{path}: a tokenizer of the unknown kind {kind!r}")
         metadata = {key: whole(value) for key, value in told["metadata"].items()}

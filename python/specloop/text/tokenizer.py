@@ -141,6 +141,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise PromptError(f"text: not valid Unicode (a lone surrogate at character {error.start})") from None
+        return self._ids(text, special)
+
+    def _ids(self, text, special):
         splitter = self._special if special else self._always
         ids = []
         for i, piece in enumerate(splitter.split(text) if splitter else [text]):
@@ -162,6 +165,10 @@ class Tokenizer:
         token = self._model.id_to_token(id) if 0 <= id < self.vocab_size else None
         if token is None:
             raise ValueError(f"token id: expected 0 <= id < {self.vocab_size}, got {id}")
+        return self._spelled(token)
+
+    def _spelled(self, token):
+        """The bytes of an ordinary token."""
         try:
             return bytes([_BYTE_OF[c] for c in token])
         except KeyError:  # not spelled in byte characters: it stands for itself
@@ -179,11 +186,19 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self):
-        """Hex digest of what the ids mean: every id's bytes and the special ids. Equal means interchangeable."""
-        digest = hashlib.sha256()
+        """Hex digest of what the ids mean: every id's bytes and the special ids. Equal means interchangeable.
+
+        Unused ids at the end don't count: models of one family are filled up to different multiples.
+        """
+        digest, unused = hashlib.sha256(), b""
         for id in range(self.vocab_size):
             token = self.token_bytes(id)
-            digest.update(struct.pack("<I?", len(token), id in self._raw) + token)
+            entry = struct.pack("<I?", len(token), id in self._raw) + token
+            if token or id not in self._raw:
+                digest.update(unused + entry)
+                unused = b""
+            else:
+                unused += entry
         digest.update(repr((self.bos_id, self.pad_id, sorted(self.eos_ids))).encode())
         return digest.hexdigest()
 
