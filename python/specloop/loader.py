@@ -48,7 +48,7 @@ def load_model(
 
             path = cached_pack(checkpoint, dtype=dtype, progress=progress)
             text = checkpoint.tokenizer(), checkpoint.chat_template
-            return load_pack(path, dtype=dtype, text=text, **budgeted, **options)
+            return load_pack(path, dtype=dtype, text=text, progress=progress, **budgeted, **options)
         tokenizer = checkpoint.tokenizer()
         weights = resident_weights(checkpoint, dtype, progress)
         model = Llama(checkpoint.config, weights, eos_ids=tokenizer.eos_ids, **options)

@@ -47,6 +47,20 @@ class Progress:
             raise LoadCancelled("loading was cancelled")
 
 
+class Watched:
+    """A model whose passes raise once loading is to end."""
+
+    def __init__(self, model, progress: Progress):
+        self._model, self._progress = model, progress
+
+    def __getattr__(self, name):
+        return getattr(self._model, name)
+
+    def forward(self, *args, **options):
+        self._progress.check()
+        return self._model.forward(*args, **options)
+
+
 class Loading:
     """Calls ``jobs`` at once, each in a thread of its own, then ``prepare(found)`` and ``commit(found)`` with the list
     of what they returned.

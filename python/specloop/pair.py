@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 
 from .errors import PairClosed
-from .loading import Loading, Progress
+from .loading import Loading, Progress, Watched
 from .options import (
     Options,
     check_draft_model,
@@ -118,8 +118,7 @@ class Pair:
         def prepare(versions):
             self._check(*by_role(versions))
             for (role, _), version in zip(roles, versions, strict=True):
-                progress.check()
-                self._make_ready(version, role)
+                self._make_ready(version, Watched(version.model, progress), role)
 
         def install(versions):
             commit(*by_role(versions))
@@ -139,15 +138,15 @@ class Pair:
         if draft is not None:
             check_same_vocabulary("draft", draft, target or before)
 
-    def _make_ready(self, version, role):
+    def _make_ready(self, version, model, role):
         from .controller import measure_costs, warm_up
 
         if role == "draft":
-            version.costs = measure_costs(version.model, 2)
+            version.costs = measure_costs(model, 2)
         elif self._warm_up and self.draft != "none" and self.k == "auto":
-            version.costs = measure_costs(version.model)
+            version.costs = measure_costs(model)
         elif self._warm_up:
-            warm_up(version.model, 1, 1 if self.draft == "none" else self.k + 1)
+            warm_up(model, 1, 1 if self.draft == "none" else self.k + 1)
 
     def _first(self, target, draft):
         self._target.version, self._draft.version = target, draft

@@ -42,8 +42,10 @@ class ModelDraft:
     def propose(self, k: int) -> list[int]:
         found, fed = [], self._ids[-1]
         with self.seat.lock:
-            self._catch_up()
-            for _ in range(min(k, self.outlook()[1])):
+            k = min(k, self.outlook()[1])  # asked again: in the meantime another version may have come, or none
+            if k:
+                self._catch_up()
+            for _ in range(k):
                 logits = self._feed([fed], last=1)
                 fed = int(logits[0, : self.vocab_size].argmax())
                 found.append(fed)
