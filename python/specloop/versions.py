@@ -13,6 +13,22 @@ import weakref
 from .errors import OptionError, PairClosed
 
 
+class Turns:
+    """A lock for ``with``. Who waits for it gets it before the one that gave it back: with a plain lock a request that
+    takes it again within microseconds keeps others, and an exchange, waiting for as long as it likes.
+    """
+
+    def __init__(self):
+        self._door, self._room = threading.Lock(), threading.Lock()
+
+    def __enter__(self):
+        with self._door:  # held by the one that is next
+            self._room.acquire()
+
+    def __exit__(self, *error):
+        self._room.release()
+
+
 class Version:
     """A loaded model with what belongs to it. ``name``: what was asked for."""
 
@@ -31,7 +47,7 @@ class Place:
     """Where the version in use is. ``lock`` is held in every pass: a model's scratch memory serves one at a time."""
 
     def __init__(self):
-        self.lock = threading.Lock()
+        self.lock = Turns()
         self.version: Version | None = None
         self.generation = 0  # how often it was exchanged
         self._seats, self._seats_lock = weakref.WeakSet(), threading.Lock()
