@@ -11,13 +11,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
 import specdec_kernels as sk
 from readers import Disk
-from specdec_kernels.stream import StreamError
+from specdec_kernels import pack_int8
+from specdec_kernels.stream import PackWriter, StreamError
 from specdec_kernels.stream.footprint import footprint
 from specdec_kernels.stream.pack import Pack
 from specdec_kernels.stream.plan import plan
@@ -258,6 +260,57 @@ def test_report_9_a_tied_matrix_is_read_once(packs):
 def _memory(size):
     memory = torch.empty(size + PAGE, dtype=torch.uint8)
     return memory[-memory.data_ptr() % PAGE :][:size]
+
+
+def test_rows_are_the_same_bits_from_memory_and_from_the_file(tmp_path):
+    """int8 and bfloat16 matrices in one part and in several, also of a block that no pass needs."""
+    generator = torch.Generator().manual_seed(0)
+    parts = [pack_int8(torch.randn(40, 64, generator=generator), group_size=32, rotate=True) for _ in range(3)]
+    floats = torch.randn(50, 64, generator=generator).bfloat16()
+    with PackWriter(tmp_path / "a.safetensors") as writer:
+        for i, part in enumerate(parts):
+            writer.add_block(f"head.{i}", {"weight": part})
+        writer.add_block("more", {"floats": floats, "int8": parts[0]}, in_order=False)
+        writer.matrix("head", [(f"head.{i}", "weight") for i in range(3)])
+        writer.matrix("floats", [("more", "floats")])
+        writer.matrix("int8", [("more", "int8")])
+    whole = {"head": torch.cat([part.dequantize() for part in parts]), "floats": floats.float()}
+    whole["int8"] = parts[0].dequantize()
+    with Pack.open(tmp_path / "a.safetensors") as pack:
+        made = plan(pack, budget=pack.nbytes)
+        plans = [made, replace(made, mapped=False), plan_of(pack, 1), plan_of(pack, 1, [0, 2])]
+        for number, each in enumerate(plans):
+            with WeightStream(pack, each) as stream:
+                before = pack.row_bytes
+                for ids in ([], [3], [0, 39, 3, 3], [0, 119, 40, 79, 80, 7], [85, 86]):
+                    for matrix, right in whole.items():
+                        chosen = torch.tensor(ids, dtype=torch.int64) % len(right)
+                        out = torch.full((len(ids), 64), 7.0)
+                        stream.rows(matrix, chosen, out)
+                        assert torch.equal(out, right[chosen])
+                mapped = number == 0 and sk.native.cpu is not None
+                assert (pack.row_bytes == before) == mapped  # only what is mapped has blocks that no pass needs
+                for wrong in (-1, 120):
+                    with pytest.raises((ValueError, IndexError), match=str(wrong)):
+                        stream.rows("head", torch.tensor([0, wrong]), torch.empty(2, 64))
+                with pytest.raises(ValueError, match="matrix: expected one of this pack's"):
+                    stream.rows("heads", torch.tensor([0]), torch.empty(1, 64))
+                if number == 1:
+                    before = pack.row_bytes
+                    stream.rows("head", torch.tensor([0, 100]), torch.empty(2, 64))
+                    assert pack.row_bytes == before
+
+
+def test_rows_after_blocks_were_dropped(packs):
+    pack, _ = packs(5)
+    ids, out = torch.tensor([0, 119, 24, 50]), torch.empty(4, 32)
+    with opened(pack, 1, [0, 1, 2, 3]) as stream:
+        right = pack.rows("embedding", ids)
+        stream.rows("embedding", ids, out)
+        assert torch.equal(out, right)
+        stream.drop_resident(4)
+        stream.rows("embedding", ids, out.zero_())
+        assert torch.equal(out, right)
 
 
 def test_report_52_streaming_that_was_asked_for_happens(tmp_path):

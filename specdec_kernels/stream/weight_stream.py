@@ -9,6 +9,7 @@ The files are compared with what they were when they were opened at both ends of
 in between raises StreamError before a result can be used. Every block's checksum is tested when it is first read.
 """
 
+import functools
 import logging
 import os
 import threading
@@ -21,6 +22,7 @@ from typing import NamedTuple
 from .errors import StreamError
 from .loads import Loads
 from .mapping import map_pack
+from .memory_rows import MemoryRows
 from .pack import Pack
 from .slots import Slots, windows
 
@@ -92,6 +94,7 @@ class WeightStream:
         self._resident, self._mapping, self._loads, self._slots = {}, None, None, None
         self._uploads = None  # the loads of a device with memory of its own
         self._order, self._windows, self._known = self.pack.order, (), {}  # _known: order -> its windows
+        self._rows = {}  # matrix -> what writes its rows from memory, or None
         self._passes = self._streamed_bytes = self._peak_bytes = 0
         self._counters, self._wait_seconds = (None, 0, 0.0), 0.0
         try:
@@ -240,9 +243,22 @@ class WeightStream:
             )
 
     def rows(self, matrix, ids, out):
-        """Writes the float32 rows ``ids`` (int64 [n]) of a logical matrix to ``out`` [n, k], as ``Pack.rows``."""
+        """Writes the float32 rows ``ids`` (int64 [n]) of a logical matrix to ``out`` [n, k], the bits of ``Pack.rows``:
+        from memory if all of the matrix is resident, else from the file."""
         self._check_usable()
-        self.pack.rows(matrix, ids, out)
+        if matrix not in self._rows:
+            self._rows[matrix] = self._memory_rows(matrix)
+        (self._rows[matrix] or functools.partial(self.pack.rows, matrix))(ids, out)
+
+    def _memory_rows(self, matrix):
+        parts = self.pack.matrices.get(matrix, ())
+        if self._mapping is not None:
+            found = [self._mapping[index] for index, _ in parts]
+        else:
+            found = [self._resident[index].tensors for index, _ in parts if index in self._resident]
+        if not parts or len(found) < len(parts):
+            return None
+        return MemoryRows([tensors[name] for tensors, (_, name) in zip(found, parts, strict=True)]).write
 
     def drop_slots(self, count=1):
         """Frees up to ``count`` slots; one always stays. Returns the bytes."""
@@ -250,7 +266,7 @@ class WeightStream:
         if self._slots is None:
             return 0
         freed = self._slots.drop(min(count, len(self._slots) - 1))
-        self._forget_windows()
+        self._changed()
         return freed
 
     def drop_resident(self, count=1):
@@ -267,7 +283,7 @@ class WeightStream:
         dropped = [fit[(2 * i + 1) * len(fit) // (2 * count)] for i in range(count)]
         for index in dropped:
             del self._resident[index]
-        self._forget_windows()
+        self._changed()
         return sum(sizes[index] for index in dropped)
 
     def shrink(self, size):
@@ -284,7 +300,9 @@ class WeightStream:
             freed += self.drop_slots()
         return freed
 
-    def _forget_windows(self):
+    def _changed(self):
+        """Resident blocks or slots are not what they were."""
+        self._rows.clear()
         self._known.clear()
         self._use(self._order)
 
@@ -333,6 +351,7 @@ class WeightStream:
         if self._slots is not None:
             self._slots.clear()
         self._resident.clear()
+        self._rows.clear()
         self._known.clear()
         self._mapping = None
         if self._owned:
