@@ -12,7 +12,7 @@ import torch
 
 from forked import Nursery
 from specdec_kernels import native, pack_int8
-from specdec_kernels.stream import Pack, PackWriter, StreamError, map_pack, seal, sealed
+from specdec_kernels.stream import Pack, PackWriter, StreamError, WeightStream, map_pack, plan, seal, sealed
 
 compiled = pytest.mark.skipif(native.cpu is None, reason=f"needs the compiled module: {native.cpu_reason}")
 linux = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memfd_create")
@@ -319,6 +319,21 @@ def test_sealed_memory(path, child):
             assert torch.equal(pack.rows("m1", ids), weights[1].rows(ids))
     finally:
         os.close(fd)
+
+
+@linux
+def test_sealed_memory_streams_and_maps(path):
+    weights = write_pack(path, blocks=6)
+    with Pack.open(path) as pack:
+        fd = seal(pack)
+    with Pack.open(fd) as pack:
+        os.close(fd)
+        for budget in (2 * pack.blocks[0].nbytes, None):
+            with WeightStream(pack, plan(pack, budget=budget, slots=2), poison=True) as stream:
+                for _ in range(2):
+                    for block in stream.blocks():
+                        assert torch.equal(block.tensors["w"].codes, weights[block.index].codes)
+                assert stream.stats.active == (budget is not None)
 
 
 @linux
