@@ -485,6 +485,45 @@ print(peak, stats.peak_bytes, stats.streamed_bytes, made.bytes_per_pass)
     assert sorted(os.listdir(tmp_path)) == before
 
 
+def test_a_process_that_ends_without_closing_ends(tmp_path):
+    """While its threads read and check, in the middle of a pass."""
+    path = write_pack(tmp_path / "a.safetensors", 6)
+    code = """
+from specdec_kernels.stream import Pack
+pack = Pack.open(sys.argv[1])
+stream = WeightStream(pack, plan(pack, budget=pack.nbytes - 4096, slots=2), limit=100_000)
+passing = stream.blocks()
+print(next(passing).name)
+"""
+    start = time.monotonic()
+    assert child(code, path) == ["layer.0"]
+    assert time.monotonic() - start < 60
+
+
+def test_the_predicted_time_of_a_throttled_pass(tmp_path):
+    """Reading that is held to a rate: the plan says how long a pass takes."""
+    path, limit = write_pack(tmp_path / "a.safetensors", 12, pages=(60, 70)), 8e6
+    with Pack.open(path) as pack:
+        made = plan(pack, budget=pack.nbytes * 2 // 3, slots=2)
+        with WeightStream(pack, made, limit=limit) as stream:
+            seconds = []
+            for _ in range(4):
+                start = time.perf_counter()
+                for _ in stream.blocks():
+                    pass
+                seconds.append(time.perf_counter() - start)
+            # With work that takes longer than reading the pass takes as long as the work.
+            settle(stream)
+            start = time.perf_counter()
+            for _ in stream.blocks():
+                time.sleep(0.025)
+            working = time.perf_counter() - start
+    predicted = made.predict(limit, 0.0)
+    assert 0.1 < predicted < 0.3
+    assert predicted == pytest.approx(sorted(seconds[1:])[1], rel=0.15)
+    assert working == pytest.approx(made.predict(limit, 12 * 0.025), rel=0.25)
+
+
 def test_report_50_no_right_to_lock_memory_is_needed(tmp_path):
     path = write_pack(tmp_path / "a.safetensors", 6)
     code = """
