@@ -41,7 +41,7 @@ def link_bandwidth(gpu, size):
 def measure(gpu, passes=5):
     """One result per way to the device."""
     dry = gpu.device.type == "cpu"
-    blocks, size = (4, 1 << 16) if dry else (16, 64 << 20)
+    blocks, size = (4, 1 << 16) if dry else (8, 64 << 20)
     link = link_bandwidth(gpu, size)
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder, "pack"), blocks, size)

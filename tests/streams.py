@@ -3,6 +3,7 @@
 import os
 import random
 import time
+from dataclasses import replace
 
 import torch
 
@@ -50,6 +51,23 @@ def plan_of(pack, slots, resident=()):
         minimum=0,
         sizes=sizes,
     )
+
+
+def device_plan(pack, slots, resident=(), host_resident=None, host_slots=1):
+    """``slots`` on the device; the host keeps ``host_resident``, or everything that streams."""
+    on_device = plan_of(pack, slots, resident)
+    streamed = on_device.streamed
+    kept = streamed if host_resident is None else tuple(i for i in host_resident if i in streamed)
+    read = tuple(i for i in streamed if i not in kept)
+    host = replace(
+        on_device,
+        resident=kept,
+        streamed=read,
+        slots=host_slots if read else 0,
+        slot_bytes=max((on_device.sizes[i] for i in read), default=0),
+        sizes={i: on_device.sizes[i] for i in streamed},
+    )
+    return replace(on_device, device=torch.device("cuda"), host=host)
 
 
 def parts(tensors):

@@ -15,8 +15,7 @@ import specdec_kernels as sk
 from simulated_device import SimulatedDevice
 from specdec_kernels.stream import Pack, PackWriter, WeightStream
 from specdec_kernels.stream.device import PinError, TorchDevice
-from streams import parts, plan_of, same
-from test_uploads import device_plan
+from streams import device_plan, parts, plan_of, same
 
 N, K, BLOCKS, SLOW = 512, 256, 6, 3_000_000  # SLOW: cycles of a multiprocessor, a millisecond or two
 

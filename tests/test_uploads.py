@@ -1,21 +1,21 @@
 """Streaming to a device, on a simulated one whose streams get out of step: every order that matters is kept, and each
 event that keeps one is needed."""
 
+import ctypes
+import errno
+import functools
 import logging
 import os
 import random
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 
 from simulated_device import SimulatedDevice
-from specdec_kernels import Int8Weight
-from specdec_kernels.stream import Pack, StreamError, WeightStream
-from specdec_kernels.stream.device import PinError
-from specdec_kernels.stream.pinned import Arena, Ring
-from streams import contents, parts, plan_of, same, settled, threads_of, write_pack
+from specdec_kernels import Int8Weight, expand
+from specdec_kernels.stream import Pack, StreamError, WeightStream, plan
+from streams import contents, device_plan, parts, plan_of, same, settled, threads_of, write_pack
 
 EAGER = ("copies", "work", None)
 
@@ -36,25 +36,8 @@ def packs(tmp_path_factory):
         pack.close()
 
 
-def device_plan(pack, slots, resident=(), host_resident=None, host_slots=1):
-    """``slots`` on the device; the host keeps ``host_resident``, or everything that streams."""
-    on_device = plan_of(pack, slots, resident)
-    streamed = on_device.streamed
-    kept = streamed if host_resident is None else tuple(i for i in host_resident if i in streamed)
-    read = tuple(i for i in streamed if i not in kept)
-    host = replace(
-        on_device,
-        resident=kept,
-        streamed=read,
-        slots=host_slots if read else 0,
-        slot_bytes=max((on_device.sizes[i] for i in read), default=0),
-        sizes={i: on_device.sizes[i] for i in streamed},
-    )
-    return replace(on_device, device=torch.device("cuda"), host=host)
-
-
-def stream_of(pack, plan, device, **options):
-    return WeightStream(pack, plan, device=device, poison=True, **{"engine": "buffered", **options})
+def stream_of(pack, planned, device, **options):
+    return WeightStream(pack, planned, device=device, poison=True, **{"engine": "buffered", **options})
 
 
 def use(device, block, seen):
@@ -74,10 +57,10 @@ def wrong(seen, expected, order):
     return sum(not same(found, expected[index]) for index, found in seen)
 
 
-def passes(pack, plan, device, orders=(None,) * 3, **options):
+def passes(pack, planned, device, orders=(None,) * 3, **options):
     """(what the device saw, in which order it should have, the statistics after that)"""
     seen = []
-    with stream_of(pack, plan, device, **options) as stream:
+    with stream_of(pack, planned, device, **options) as stream:
         for order in orders:
             queue_pass(stream, device, seen, order)
         device.synchronize()
@@ -114,15 +97,15 @@ def test_every_kind_of_host_memory(packs, link, monkeypatch):
     for seed, (eager, host_resident, host_slots) in enumerate(
         (e, kept, s) for e in EAGER for kept, s in ((None, 1), ((), 1), ((), 3), ((1, 4), 2))
     ):
-        plan = device_plan(pack, 2, (3,), host_resident, host_slots)
+        planned = device_plan(pack, 2, (3,), host_resident, host_slots)
         device = SimulatedDevice(seed, eager, **LINKS[link])
-        seen, order, stats = passes(pack, plan, device, no_pin=link == "no_pin")
+        seen, order, stats = passes(pack, planned, device, no_pin=link == "no_pin")
         assert not wrong(seen, expected, order), (eager, host_resident)
         assert stats.link == ("pageable" if link == "no_pin" else link)
-        booked = {"pinned": plan.host.resident_bytes + plan.host.slots_bytes, "ring": 4 * 4096}.get(link, 0)
+        booked = {"pinned": planned.host.resident_bytes + planned.host.slots_bytes, "ring": 4 * 4096}.get(link, 0)
         assert stats.pinned_bytes == booked and not device.registered  # exact, and all given back
-        read = sum(pack.blocks[i].nbytes for i in (*plan.resident, *plan.host.resident))
-        assert stats.bytes_read > read if plan.host.slots else stats.bytes_read == read
+        read = sum(pack.blocks[i].nbytes for i in (*planned.resident, *planned.host.resident))
+        assert stats.bytes_read > read if planned.host.slots else stats.bytes_read == read
 
 
 def test_other_orders(packs):
@@ -134,8 +117,8 @@ def test_other_orders(packs):
     for seed, (eager, kept) in enumerate((e, k) for e in EAGER for k in (None, (), (0, 3))):
         for slots in (1, 3):
             device = SimulatedDevice(seed, eager)
-            plan = device_plan(pack, slots, (2,), kept, 2)
-            seen, order, _ = passes(pack, plan, device, orders)
+            planned = device_plan(pack, slots, (2,), kept, 2)
+            seen, order, _ = passes(pack, planned, device, orders)
             assert not wrong(seen, expected, order)
 
 
@@ -151,8 +134,8 @@ def test_a_slow_reader_and_passes_that_end_early(packs):
         return len(data)
 
     device, seen = SimulatedDevice(3), []
-    plan = device_plan(pack, 2, (), (), 2)
-    with WeightStream(pack, plan, device=device, poison=True, engine="buffered", pread=pread) as stream:
+    planned = device_plan(pack, 2, (), (), 2)
+    with WeightStream(pack, planned, device=device, poison=True, engine="buffered", pread=pread) as stream:
         for block in stream.blocks():
             if block.index == 2:
                 break
@@ -177,6 +160,103 @@ def test_two_streams_of_one_device(packs):
     assert not wrong(seen[0], expected, list(pack.order) * 3) and not wrong(seen[1], expected, list(pack.order) * 3)
 
 
+@pytest.mark.parametrize("eager", EAGER)
+def test_a_tied_matrix_that_is_used_first_and_last(packs, eager):
+    """Case 9: one owner, whatever the number of slots, over several passes."""
+    pack, expected = packs(6)
+    order = (5, 0, 1, 2, 3, 4, 5)
+    for slots, kept in ((1, None), (2, ()), (2, None), (3, (5,))):
+        seen, wanted, _ = passes(pack, device_plan(pack, slots, (), kept, 2), SimulatedDevice(1, eager), (order,) * 3)
+        assert not wrong(seen, expected, wanted)
+
+
+@pytest.mark.parametrize("eager", EAGER)
+def test_two_devices_and_budgets_around_the_size_of_a_slot(packs, eager):
+    """Case 10: slots belong to one device; whether anything streams changes no bit."""
+    pack, expected = packs(6)
+    least = plan(pack, device="cuda", budget=pack.nbytes).minimum
+    budgets = {least + d for d in (0, 4096, 8192)} | {pack.nbytes - d for d in (4096, 1, 0)}
+    for budget in sorted(budgets):
+        devices = [SimulatedDevice(2, eager), SimulatedDevice(3, eager)]
+        planned = plan(pack, device="cuda", budget=budget, host_budget=pack.nbytes)
+        assert planned.total_bytes <= budget
+        seen = [], []
+        with stream_of(pack, planned, devices[0]) as a, stream_of(pack, planned, devices[1]) as b:
+            for _ in range(3):
+                for one, other in zip(a.blocks(), b.blocks(), strict=True):
+                    use(devices[0], one, seen[0])
+                    use(devices[1], other, seen[1])
+            for device in devices:
+                device.synchronize()
+            assert a.stats.active == b.stats.active == (budget < pack.nbytes)
+            assert a.stats.peak_bytes <= budget
+        assert not any(wrong(found, expected, list(pack.order) * 3) for found in seen)
+
+
+def read_memory(index, place, seen):
+    seen.append((index, ctypes.string_at(*place)))
+
+
+def test_memory_outlives_the_tensors_of_a_block(packs):
+    """Case 7: nobody holds a tensor when the device comes to the work; memory belongs to the slot."""
+    pack, expected = packs(6)
+    for eager in EAGER:
+        device, seen = SimulatedDevice(4, eager), []
+        with stream_of(pack, device_plan(pack, 2, (1,)), device) as stream:
+            for _ in range(3):
+                for block in stream.blocks():
+                    vector = block.tensors["vector"]
+                    place = vector.data_ptr(), vector.nbytes
+                    del vector
+                    device.launch(functools.partial(read_memory, block.index, place, seen))
+                    del block
+            device.synchronize()
+        for index, found in seen:
+            assert found == expected[index]["vector"][0].numpy().tobytes()
+
+
+def test_conversions_come_behind_the_copy(packs):
+    """Case 8: int8 becomes bf16 in one scratch matrix for all blocks, by work like any other."""
+    pack, _ = packs(6)
+    scratch, wanted = torch.empty(24, 32, dtype=torch.bfloat16), []
+    with WeightStream(pack, plan_of(pack, 1, range(6))) as stream:
+        for block in stream.blocks():
+            wanted.append(block.tensors["matrix"].dequantize().bfloat16())
+    for eager in EAGER:
+        device, seen = SimulatedDevice(5, eager), []
+        with stream_of(pack, device_plan(pack, 2), device) as stream:
+            for _ in range(3):
+                for block in stream.blocks():
+                    device.launch(functools.partial(expand, block.tensors["matrix"], out=scratch))
+                    device.launch(lambda seen=seen: seen.append(scratch.clone()))
+            device.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(seen, wanted * 3, strict=True))
+
+
+def test_a_read_that_fails_once(packs):
+    """Whatever keeps the block on the host, the pass raises, and the next one tries again."""
+    pack, expected = packs(5)
+    place = pack.blocks[3].ranges[0].offset
+    for kept in (None, (), (3,)):
+        broken, seen, device = [True], [], SimulatedDevice(6)
+
+        def pread(fd, view, offset, broken=broken):
+            if offset == place and broken:
+                broken.clear()
+                raise OSError(errno.EIO, "Input/output error")
+            data = os.pread(fd, len(view), offset)
+            view[: len(data)] = data
+            return len(data)
+
+        with stream_of(pack, device_plan(pack, 2, (), kept, 2), device, pread=pread) as stream:
+            with pytest.raises(StreamError, match="Input/output error"):
+                list(stream.blocks())
+            for _ in range(2):
+                queue_pass(stream, device, seen)
+            device.synchronize()
+        assert not broken and not wrong(seen, expected, list(pack.order) * 2)
+
+
 # ---- each event is needed ----------------------------------------------------------------------------------------
 
 # The wait that is left out, the streams that run ahead, how the host keeps what streams.
@@ -198,13 +278,13 @@ def test_a_missing_wait_shows(packs, fault, monkeypatch):
     without, eager, options = FAULTS[fault]
     options = dict(options)
     pinnable = options.pop("pinnable", None)
-    plan = device_plan(pack, 2, **options)
+    planned = device_plan(pack, 2, **options)
     found = {}
     for left_out in ((), (without,)):
         found[left_out] = 0
         for seed in range(3):
             device = SimulatedDevice(seed, eager, left_out, pinnable)
-            seen, order, _ = passes(pack, plan, device)
+            seen, order, _ = passes(pack, planned, device)
             found[left_out] += wrong(seen, expected, order)
     assert found[()] == 0 and found[without,] > 0
 
@@ -315,50 +395,7 @@ def test_closed_while_blocks_are_on_their_way(packs):
     assert not device.registered and settled(threads_of, threads)
 
 
-# ---- page-locked memory ------------------------------------------------------------------------------------------
-
-
-def test_exactly_what_was_booked_is_locked():
-    """Case 42: five units of an odd size lock five times that size, where powers of two would lock far more."""
-    device, unit = SimulatedDevice(), 307 * 4096
-    arena = Arena(device, 5 * unit, segment=256 * 4096)
-    memories = [arena.empty(unit) for _ in range(5)]
-    assert arena.locked == sum(device.registered.values()) == 5 * unit
-    assert len(device.registered) == 6 and max(device.registered.values()) == 256 * 4096
-    assert all(m.data_ptr() % 4096 == 0 and arena.takes(m) for m in memories)
-    with pytest.raises(ValueError, match="expected at most 0, what is left"):
-        arena.empty(1)
-    arena.close()
-    assert not device.registered and arena.locked == 0
-
-
-def test_a_copy_never_spans_two_segments():
-    """The simulated device refuses one that does."""
-    device = SimulatedDevice(0)
-    arena = Arena(device, 10 * 4096, segment=4 * 4096)
-    source, target = arena.empty(10 * 4096), torch.zeros(10 * 4096, dtype=torch.uint8)
-    source.copy_(torch.arange(10 * 4096) % 251)
-    arena.copy(target, source, device.stream())
-    device.synchronize()
-    assert torch.equal(source, target) and device.copies == 3
-
-
-@pytest.mark.parametrize("k", range(5))
-def test_registration_that_fails_at_piece_k_is_undone(k):
-    """Case 53: rolled back, the error is cleared, and the next launch is clean."""
-    device = SimulatedDevice(pinnable=k * 4096)
-    with pytest.raises(PinError, match="4096 bytes of page-locked host memory can't be had"):
-        Arena(device, 5 * 4096, segment=4096)
-    assert device.refused == 1 and not device.registered and not device.stuck
-    device.launch(lambda: None)
-
-
-def test_an_arena_that_is_forgotten_is_unregistered():
-    device = SimulatedDevice()
-    arena = Arena(device, 4096)
-    assert device.registered
-    del arena
-    assert not device.registered
+# ---- page-locked memory that can't be had ---------------------------------------------------------------------------
 
 
 def test_refused_page_locks_are_said_once_and_the_ring_has_to_do(packs, caplog, monkeypatch):
@@ -366,9 +403,9 @@ def test_refused_page_locks_are_said_once_and_the_ring_has_to_do(packs, caplog, 
     pack, expected = packs(4, LARGE)
     monkeypatch.setattr("specdec_kernels.stream.uploads.PIECE", 4096)
     device = SimulatedDevice(0, pinnable=4 * 4096)
-    plan = device_plan(pack, 2)
+    planned = device_plan(pack, 2)
     with caplog.at_level(logging.WARNING, "specdec_kernels.stream"):
-        seen, order, stats = passes(pack, plan, device)
+        seen, order, stats = passes(pack, planned, device)
     assert not wrong(seen, expected, order) and stats.link == "ring"
     (text,) = (record.getMessage() for record in caplog.records)
     assert "page-locked host memory can't be had: out of memory" in text and "through 16384 page-locked bytes" in text
@@ -381,15 +418,3 @@ def test_memory_that_device_and_host_share_is_not_locked(packs):
     device.shares_memory = True
     seen, order, stats = passes(pack, device_plan(pack, 2), device)
     assert not wrong(seen, expected, order) and stats.link == "pageable" and device.refused == 0
-
-
-def test_a_ring_waits_for_its_pieces():
-    device, source = SimulatedDevice(0, "work"), torch.arange(50_000).to(torch.uint8)
-    ring, stream, target = Ring(device, 4096, 2), device.stream(), torch.zeros(50_000, dtype=torch.uint8)
-    ring.copy(target, source, stream)
-    again = source.clone()
-    source.fill_(7)  # the ring has it all
-    device.synchronize()
-    assert torch.equal(target, again) and ring.locked == 8192
-    ring.close()
-    assert not device.registered

@@ -59,7 +59,7 @@ class StreamStats:
     peak_bytes: int  # most that resident blocks and slots took together
     reused: int  # how often a slot was filled again
     dropped: int  # blocks read in vain: a pass took another turn
-    link: str | None  # how blocks get to a device: pinned, ring (of page-locked pieces), pageable; None = no device
+    link: str | None  # how blocks get to a device: pinned, ring (of page-locked pieces), pageable; None = none does
     copied_bytes: int  # to the device
     pinned_bytes: int  # of the host, page-locked now
 
@@ -325,7 +325,7 @@ class WeightStream:
             peak_bytes=self._peak_bytes,
             reused=slots.reused if slots else 0,
             dropped=slots.dropped if slots else 0,
-            link=uploads.link if uploads else None,
+            link=uploads.link if uploads and slots else None,
             copied_bytes=uploads.copied_bytes if uploads else 0,
             pinned_bytes=uploads.pinned_bytes if uploads else 0,
         )
