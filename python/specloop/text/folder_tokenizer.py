@@ -16,6 +16,7 @@ from ..errors import FormatError, ModelError, show
 from ..heap import give_back
 from .tokenizer import _CONTROL, _ENDS, _USER_DEFINED, Tokenizer
 
+MAX_VOCAB = 1 << 22
 _SPACE = "\u2581"
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -37,8 +38,8 @@ class FolderTokenizer(Tokenizer):
             raise FormatError(f"tokenizer.json: expected a text, got {type(data.get('tokenizer')).__name__}")
         model = _library_tokenizer(data["tokenizer"])
         vocab_size = data.get("vocab_size")
-        if type(vocab_size) is not int or vocab_size < 1:
-            raise FormatError(f"vocab_size: expected a positive integer, got {show(vocab_size)}")
+        if type(vocab_size) is not int or not 1 <= vocab_size <= MAX_VOCAB:
+            raise FormatError(f"vocab_size: expected an integer from 1 to {MAX_VOCAB}, got {show(vocab_size)}")
         known = model.get_vocab_size(with_added_tokens=False)
         if known > vocab_size:
             raise ModelError(f"tokenizer.json: expected at most {vocab_size} tokens like the model, got {known}")
