@@ -117,7 +117,8 @@ def _parse(text, path):
     try:
         if text[:1] != b"{":
             raise ValueError("it must begin with '{'")
-        fields = json.loads(text.decode("utf-8"), object_pairs_hook=unique, parse_constant=_no_constant)
+        text = text.rstrip(b" ").decode("utf-8")  # a pack's header is mostly padding
+        fields = json.loads(text, object_pairs_hook=unique, parse_constant=_no_constant)
         for name in fields:
             name.encode()  # half of a surrogate pair can be written in JSON, but not printed
     except (ValueError, RecursionError) as error:
