@@ -206,9 +206,8 @@ class Pair:
                 self._latest = self._loading
 
     def _draft_is_gone(self):
-        """Under pressure; called with the target's lock held."""
+        """Its memory was needed (pressure.py)."""
         self.draft = "none"
-        self.generation += 1
 
     def _exchange(self, target, draft, draft_version):
         old = []

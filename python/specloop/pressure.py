@@ -4,10 +4,10 @@ When an allocation fails, or a cache is about to exceed the budget, these steps 
 work that failed is tried again:
 
 1. spare KV pages: kept warm for the next request
-2. lookup indexes of running requests, which go on without drafts
+2. lookup indexes of running requests, which go on without drafts; later requests make their own
 3. prefetch: slots that blocks are read into ahead of their use, down to one
 4. resident blocks of a model that streams: they are read in every pass from then on
-5. the draft model
+5. the draft model; the pair has none from then on
 
 None of them changes a token. Each is noted in the statistics of the request that needed it (``memory.released``). When
 nothing is left the request raises OutOfMemory (an allocation failed) or BudgetError (the budget would be exceeded);
@@ -133,6 +133,9 @@ class Pressure:
             version = self._draft.put(None)
         if version is None:
             return 0
+        for guard in self._guarded():
+            if getattr(guard.draft, "name", None) == "model":
+                guard.let_go(GONE)
         freed = caches + (getattr(version.model, "memory_nbytes", None) or 1)
         version.close()
         told = self._draft_gone()
