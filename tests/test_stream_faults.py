@@ -313,6 +313,22 @@ def test_closing_from_another_thread_ends_a_pass_that_waits(model):
     assert settled(threads_of, threads) and settled(descriptors_of, descriptors)
 
 
+def test_closing_from_another_thread_at_any_moment(model):
+    _, pack, expected = model
+    rng = random.Random(1)
+    for _ in range(30):
+        stream = opened(pack, rng.randint(1, 3), [0] * rng.randint(0, 1), pread=Disk(delay=0.001))
+        closer = threading.Timer(0.006 * rng.random(), stream.close)
+        closer.start()
+        with pytest.raises(StreamError, match="the stream is closed"):
+            while True:
+                for block in stream.blocks():
+                    index, found = block.index, parts(block.tensors)
+                    stream.check(block)  # or it was closed, and the copy is of anything
+                    assert same(found, expected[index])
+        closer.join()
+
+
 def test_closing_in_the_middle_of_a_pass(model):
     _, pack, _ = model
     for resident in ((), (1,), range(6)):

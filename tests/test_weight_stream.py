@@ -240,6 +240,17 @@ def test_what_kernels_make_of_streamed_weights_is_bit_equal(packs):
             assert torch.equal(outputs(stream), outputs(resident))
 
 
+def test_report_62_padding_is_the_files(packs):
+    """24 rows are two panels of 16: what is behind them is zero, though the slots were full of other bytes."""
+    pack, _ = packs(6)
+    with opened(pack, 2) as stream:
+        for _ in range(2):
+            for block in stream.blocks():
+                matrix = block.tensors["matrix"]
+                assert matrix.shape == (24, 32) and matrix.codes.shape == (2, 8, 16, 4)
+                assert bool((matrix.codes[1, :, 8:] == 128).all()) and bool((matrix.scale[1, :, 8:] == 0).all())
+
+
 def test_report_9_a_tied_matrix_is_read_once(packs):
     """Embedding and head are the same blocks: rows come from the file, the pass reads each block once."""
     pack, _ = packs(5)

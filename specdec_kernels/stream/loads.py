@@ -16,7 +16,7 @@ class Loads:
     ahead = 4  # resident blocks that are read at the same time while loading
 
     def __init__(self, pack, verify, options):
-        self._blocks, self._pid = pack.blocks, os.getpid()
+        self._blocks = pack.blocks
         self._reader = Reader(pack.files, **options)
         self._before = self._reader.bytes_read  # to find out whether it can read at all
         unchecked = {block.index for block in pack.blocks if verify and block.crc32 is not None}
@@ -45,8 +45,7 @@ class Loads:
     def close(self):
         """Returns when nothing is written any more. Whoever waits for a load that was not done gets a StreamError."""
         self._reader.close()
-        if os.getpid() == self._pid:
-            self._checks.close()
+        self._checks.close()
 
 
 class Checks:
@@ -68,7 +67,7 @@ class Checks:
             arguments = self._queue, self._check, self._unchecked
             thread = threading.Thread(target=_run, args=arguments, name="weight-checks", daemon=True)
             thread.start()
-            self._shut = weakref.finalize(self, _shut, self._queue, thread)
+            self._shut = weakref.finalize(self, _shut, os.getpid(), self._queue, thread)
         load = Checked(ticket, index, memory)
         self._queue.put(load)
         return load
@@ -114,6 +113,7 @@ def _run(loads, check, unchecked):
         del load
 
 
-def _shut(loads, thread):
-    loads.put(None)
-    thread.join()
+def _shut(pid, loads, thread):
+    if os.getpid() == pid:  # a forked child has no such thread
+        loads.put(None)
+        thread.join()

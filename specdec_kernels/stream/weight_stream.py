@@ -211,9 +211,14 @@ class WeightStream:
             self._check_usable()  # what a closed stream raises here says less than that it is closed
             raise
         finally:
-            if slots is not None:
-                slots.release(())
-            self._one_pass.release()
+            try:
+                if slots is not None:
+                    slots.release(())
+            except Exception:
+                if not self._closed:  # another thread has taken the slots away just now
+                    raise
+            finally:
+                self._one_pass.release()
 
     def _streamed(self, index, at):
         start = time.perf_counter()
