@@ -6,12 +6,17 @@ First, SmolLM2 in int8 with an int8 cache of 512 tokens under budgets of 30, 50 
 same model resident: peak of anonymous and shared memory over that of a process that imported torch and tokenizers and
 ran one operation; the ids have to be the same. Then the headline: bf16 resident, int8 resident and int8 streamed with a
 context of 2,048, half of which is read as a prompt; MB = 10^6 bytes. Speed is that of decoding after the prompt, plain.
+At last, what a second process over the same pack adds to the memory of the machine, over what a bare one adds.
 """
 
 import argparse
 import json
+from contextlib import ExitStack
 
-from watched import BARE, watch
+from watched import BARE, shares, waiting, watch
+
+from specloop.convert import cached_pack
+from specloop.formats.locate import find_model, open_checkpoint
 
 SLACK = 60e6  # bytes over the bare process that a budget need not count: interpreter, tokenizer, code
 
@@ -55,6 +60,28 @@ def headline(bare, tokens):
         yield row(name, result["memory"]["budget"], seen, bare, result, None)
 
 
+SHARE = """
+import sys
+import specloop
+pair = specloop.load(sys.argv[1], draft="none", context=512)
+pair.generate("Write one sentence about the sea.", max_new_tokens=8)
+"""
+
+
+def sharing():
+    """{"weights", "second", "bare"}: bytes of the pack, and what one more process of either kind adds."""
+    with open_checkpoint(find_model("smollm2")) as checkpoint:
+        pack = cached_pack(checkpoint)
+    with ExitStack() as running:
+        pids = [running.enter_context(waiting(BARE)), running.enter_context(waiting(SHARE, pack))]
+        before = shares(*pids)
+        added = {}
+        for name, code in (("second", SHARE), ("bare", BARE)):
+            with waiting(code, pack) as pid:
+                added[name] = shares(*pids, pid) - before
+    return {"weights": pack.stat().st_size} | added
+
+
 def row(name, budget, seen, bare, result, same):
     return {
         "name": name,
@@ -89,9 +116,9 @@ def main():
     options = parser.parse_args()
     tokens = 8 if options.quick else options.tokens
     bare = min((watch(BARE) for _ in range(3)), key=lambda seen: seen.owned)
-    kept, ways = list(budgets(bare, tokens)), list(headline(bare, tokens))
+    kept, ways, shared = list(budgets(bare, tokens)), list(headline(bare, tokens)), sharing()
     if options.json:
-        print(json.dumps({"bare": bare.owned, "budgets": kept, "headline": ways}))
+        print(json.dumps({"bare": bare.owned, "budgets": kept, "headline": ways, "sharing": shared}))
         return
     print(f"bare process: owns {bare.owned / 1e6:.1f} MB; below in MB over it\n")
     print(table(kept), table(ways), sep="\n\n")
@@ -99,6 +126,9 @@ def main():
     shares = ", ".join(f"{r['name']} {r['owned'] / most:.0%}" for r in ways[1:])
     print(f"\nof {ways[0]['name']}: {shares}; int8 / bf16 in tokens per second:", end=" ")
     print(f"{ways[1]['tokens_per_second'] / ways[0]['tokens_per_second']:.2f}")
+    more = shared["second"] - shared["bare"]
+    print(f"\na second process over the same pack adds {more / 1e6:.1f} MB more than a bare one does:", end=" ")
+    print(f"{more / shared['weights']:.0%} of the weights")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ What it owns is RssAnon + RssShmem of /proc/PID/status; the rest of VmRSS are pa
 can take back at any time.
 """
 
+import contextlib
 import subprocess
 import sys
 import tempfile
@@ -63,3 +64,30 @@ def watch(code, *arguments, timeout=600, environment=None):
             raise RuntimeError(f"a watched process ended with code {process.returncode}")
         out.seek(0)
         return Watched(out.read(), owned, resident, looks)
+
+
+@contextlib.contextmanager
+def waiting(code, *arguments):
+    """A Python that has run ``code`` and waits, for as long as the block lasts."""
+    code += "\nimport sys\nprint('ready', flush=True)\nsys.stdin.read()\n"
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tempfile.gettempdir()
+    )
+    try:
+        if process.stdout.readline() != "ready\n":
+            raise RuntimeError("a watched process ended before it was ready")
+        yield process.pid
+    finally:
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def shares(*pids):
+    """Bytes of the processes together, what they share counted once (their PSS)."""
+    total = 0
+    for pid in pids:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
