@@ -11,6 +11,7 @@ groups, 16]. The layout is the same for every instruction set, every GPU and the
 whether the rows are rotated (rotation.py); version 1 had no rotation.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -101,6 +102,12 @@ class Int8Weight:
         else:
             codes, scale = memory.empty(codes_shape, torch.uint8), memory.empty(scale_shape, torch.float32)
         return cls(n, k, group, codes, scale, rotated)
+
+    @staticmethod
+    def nbytes_of(n, k, group_size=None):
+        """Bytes of a matrix [n, k], padding with it."""
+        codes, scale = _shapes(n, k, check_group(k, group_size))
+        return math.prod(codes) + 4 * math.prod(scale)
 
     @property
     def shape(self):

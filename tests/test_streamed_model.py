@@ -156,3 +156,14 @@ def test_convert_leaves_nothing_behind_when_it_fails(source, tmp_path, monkeypat
     with GGUFCheckpoint(source) as checkpoint, pytest.raises(KeyboardInterrupt):
         convert(checkpoint, folder / "x.pack")
     assert os.listdir(folder) == []
+
+
+@pytest.mark.parametrize("kv", ["int8", "f16", "f32"])
+def test_needs_are_what_is_allocated(source, kv):
+    model, _, _ = load_model(source, kv=kv, context=100)
+    cache = model.new_cache(100)
+    told = needs(CONFIG, kv=kv, context=100)
+    assert told["kv"] == sum(t.nbytes for layer in cache.pages.layers for t in layer if t is not None)
+    assert told["kv"] == cache.pages.page_nbytes * 2 and told["logits"] == model._logits.nbytes
+    buffers = sum(t.nbytes for t in (*vars(model._buffers).values(), model._rotary, model._slots))
+    assert buffers <= told["workspace"] < 1.5 * buffers

@@ -112,6 +112,7 @@ def load_pack(
             if kind != dtype:
                 raise ModelError(f"dtype: the pack {path} holds {kind}, got {dtype!r}")
             tokenizer, template = text or restored(pack, path)
+            give_back()
             needed = needs(config, kv=kv, context=context) | (reserved or {})
             plan = stream.plan(pack, budget=memory_budget, device=device, reserved=needed)
             weights = Streamed(stream.WeightStream(pack, plan, progress=progress, **(reader or {})), device)

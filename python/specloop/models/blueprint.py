@@ -77,7 +77,7 @@ def int8_form(width):
 def row_bytes(matrix, dtype):
     """Bytes of a row of a Matrix."""
     if dtype == "int8":
-        return sk.Int8Weight.empty(16, matrix.width, int8_form(matrix.width)[0], device="meta").nbytes // 16
+        return sk.Int8Weight.nbytes_of(16, matrix.width, int8_form(matrix.width)[0]) // 16
     return matrix.width * (2 if dtype == "bf16" else 4)
 
 

@@ -6,6 +6,12 @@ PAGE = 64  # tokens per page
 DTYPES = {"int8": torch.int8, "f16": torch.float16, "f32": torch.float32}
 
 
+def page_nbytes(config, kv):
+    """Bytes of a page: ``PAGE`` keys and values of all layers."""
+    scale = 4 if kv == "int8" else 0
+    return config.layers * 2 * config.kv_heads * PAGE * (config.head_dim * DTYPES[kv].itemsize + scale)
+
+
 class Pages:
     """Room for ``tokens`` keys and values per layer, in pages of ``PAGE`` tokens.
 
@@ -28,10 +34,7 @@ class Pages:
         self.lengths = torch.zeros(1, dtype=torch.int32, device=device)
         self.passes = {}
         self.reached = 0
-
-    @property
-    def page_nbytes(self):
-        return sum(t[0].nbytes for layer in self.layers for t in layer if t is not None)
+        self.page_nbytes = page_nbytes(config, kv)
 
     @property
     def nbytes(self):

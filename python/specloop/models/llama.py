@@ -14,7 +14,7 @@ import torch
 import specdec_kernels as sk
 
 from . import rope
-from .cache import PAGE, KVCache, Pages
+from .cache import PAGE, KVCache, Pages, page_nbytes
 from .config import LlamaConfig
 from .weights import Head
 
@@ -54,17 +54,27 @@ class Buffers:
     """What the calls of a pass hand to each other, allocated once."""
 
     def __init__(self, config, rows, device):
-        c = config
-        empty = lambda width, dtype=torch.float32: torch.empty(rows, width, dtype=dtype, device=device)
-        self.rotary = empty(c.head_dim)
         self.slots = torch.empty(rows, dtype=torch.int64, device=device)
-        self.hidden = empty(c.hidden)  # the residual stream
-        self.qkv = empty((c.heads + 2 * c.kv_heads) * c.head_dim)
-        if c.qk_norm:
-            self.q_normed, self.k_normed = empty(c.heads * c.head_dim), empty(c.kv_heads * c.head_dim)
-        self.attended = empty(c.heads * c.head_dim)
-        self.mixed = empty(c.hidden)  # what the attention adds to the stream
-        self.delta = empty(c.hidden)  # what the feed-forward half adds to it
+        for name, width in self.widths(config).items():
+            setattr(self, name, torch.empty(rows, width, device=device))
+
+    @staticmethod
+    def widths(config):
+        """Floats per row of each buffer."""
+        c = config
+        attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        return {
+            "rotary": c.head_dim,
+            "hidden": c.hidden,  # the residual stream
+            "qkv": attention + 2 * kv,
+            "attended": attention,
+            "mixed": c.hidden,  # what the attention adds to the stream
+            "delta": c.hidden,  # what the feed-forward half adds to it
+        } | ({"q_normed": attention, "k_normed": kv} if c.qk_norm else {})
+
+    @classmethod
+    def row_nbytes(cls, config):
+        return 8 + 4 * sum(cls.widths(config).values())
 
 
 def linear(x, weight, out):
@@ -243,7 +253,7 @@ class Llama:
 
     def cache_nbytes(self, capacity):
         """Of a cache for so many tokens, whose pages no other cache had before."""
-        return -(-min(capacity, self.context) // PAGE) * Pages(self.config, PAGE, self.kv, "meta").page_nbytes
+        return -(-min(capacity, self.context) // PAGE) * page_nbytes(self.config, self.kv)
 
     def drop_spare(self):
         """Frees the pages that wait for the next cache. Returns their bytes."""
