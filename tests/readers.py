@@ -1,6 +1,8 @@
 """Disks that misbehave: functions to pass as ``pread``, and files to read."""
 
+import ctypes
 import errno
+import mmap
 import os
 import random
 import threading
@@ -34,13 +36,27 @@ class Range(NamedTuple):
 
 
 def write_bytes(path, nbytes, seed=0):
-    """A file of random bytes; also returns them."""
-    data = torch.randint(0, 256, (nbytes,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    """A file of random bytes; also returns them, as a tensor."""
+    data = random.Random(seed).randbytes(nbytes)
     with open(path, "wb") as file:
-        file.write(bytes(data.untyped_storage()) if nbytes else b"")
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return data
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def cached_bytes(file):
+    """How many bytes of an open file are in the page cache (mincore)."""
+    memory = mmap.mmap(file.fd, file.size, prot=mmap.PROT_WRITE, flags=mmap.MAP_PRIVATE)
+    pages = (ctypes.c_ubyte * -(-file.size // mmap.PAGESIZE))()
+    anchor = (ctypes.c_char * 1).from_buffer(memory)
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        assert libc.mincore(ctypes.c_void_p(ctypes.addressof(anchor)), ctypes.c_size_t(file.size), pages) == 0
+    finally:
+        del anchor
+        memory.close()
+    return sum(page & 1 for page in pages) * mmap.PAGESIZE
 
 
 class Disk:

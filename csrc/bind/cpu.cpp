@@ -420,4 +420,5 @@ PYBIND11_MODULE(_C_cpu, m) {
 
   // streaming
   bind_mapping(m);
+  bind_uring(m);
 }

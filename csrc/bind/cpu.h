@@ -27,5 +27,6 @@ using FieldsOf = decltype(fields_of(function));
 
 void bind_verify(py::module_& m);
 void bind_mapping(py::module_& m);
+void bind_uring(py::module_& m);
 
 }  // namespace sk::bind

@@ -30,8 +30,8 @@ log = logging.getLogger("specdec_kernels.stream")
 
 ENGINES = ("io_uring", "direct", "buffered")
 PIECE = 2 << 20  # bytes of one read
-THREADS = {"direct": 4, "buffered": 2}
-DEPTH = 8  # reads that io_uring has under way
+THREADS = {"direct": 8, "buffered": 2}
+DEPTH = 16  # reads that io_uring has under way
 LEAST = 64 << 10  # bytes of a piece under a limit
 SIGNALS = 0.1  # seconds; a wait that is longer looks for signals so often
 SLICE = 0.01  # seconds of the limit that one piece may take, so that the bytes come evenly
@@ -193,7 +193,8 @@ class Reader:
             if file.size >= PAGE:
                 direct, buffered = self._descriptors.direct[index], self._descriptors.buffered[index]
                 batch = reads.submit([Piece(index, direct, buffered, 0, PAGE, memory.data_ptr())])
-                batch.wait(None)
+                while not batch.wait(SIGNALS):
+                    pass
                 if batch.failure is not None:
                     raise _as_error(batch.failure[2])
 
