@@ -374,4 +374,4 @@ def test_memory_of_one_block(path, child):
         path,
     )
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 2000 and path.stat().st_size > 160 << 20
+    assert int(done.stdout) < 500 and path.stat().st_size > 160 << 20

@@ -19,6 +19,7 @@ from .safetensors import MAX_HEADER, TAGS
 ROOM = 1 << 20  # for the header: enough for some 300 blocks of a dozen parts
 PIECE = 16 << 20  # bytes per write, so that Ctrl-C is heard
 _ZEROS = bytes(ALIGNMENT)
+_SPACES = memoryview(b" " * (16 * ALIGNMENT))
 
 
 class PackWriter:
@@ -157,7 +158,9 @@ class PackWriter:
         length = self._data - 8
         if length > MAX_HEADER:
             raise ValueError(f"{self.path}: the header needs {length} bytes, but at most {MAX_HEADER} are read")
-        self._file.write(length.to_bytes(8, "little") + header.ljust(length), 0)
+        self._file.write(length.to_bytes(8, "little") + header, 0)
+        for at in range(8 + len(header), self._data, len(_SPACES)):
+            self._file.write(_SPACES[: self._data - at], at)
         self._file.commit()
 
     def _move(self, distance):
