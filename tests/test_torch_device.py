@@ -94,6 +94,7 @@ def fake(monkeypatch):
         cuda=cuda,
         device=torch.device,
         uint8=torch.uint8,
+        inference_mode=torch.inference_mode,
         version=types.SimpleNamespace(hip=None),
         empty=lambda *size, **options: types.SimpleNamespace(fill_=fill_),
     )

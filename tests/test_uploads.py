@@ -257,6 +257,21 @@ def test_a_read_that_fails_once(packs):
         assert not broken and not wrong(seen, expected, list(pack.order) * 2)
 
 
+@pytest.mark.parametrize("opened, used", [(True, False), (False, True), (True, True)])
+def test_inference_mode(packs, opened, used):
+    """A mode of the thread: memory that was made in it must not be refused to the thread that copies."""
+    pack, expected = packs(5)
+    for pinnable in (None, 0):
+        device, seen = SimulatedDevice(0, pinnable=pinnable), []
+        with torch.inference_mode(opened):
+            stream = stream_of(pack, device_plan(pack, 2, (0,), (), 2), device)
+        with stream, torch.inference_mode(used):
+            for _ in range(3):
+                queue_pass(stream, device, seen)
+            device.synchronize()
+        assert not wrong(seen, expected, list(pack.order) * 3)
+
+
 # ---- each event is needed ----------------------------------------------------------------------------------------
 
 # The wait that is left out, the streams that run ahead, how the host keeps what streams.

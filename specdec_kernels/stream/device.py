@@ -72,7 +72,8 @@ class TorchDevice:
         self.shares_memory = bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
 
     def empty(self, nbytes):
-        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+        with torch.inference_mode(False):  # whatever mode the caller is in, another thread copies to it
+            return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def fill(self, memory, value):
         memory.fill_(value)

@@ -21,4 +21,5 @@ def aligned_empty(nbytes):
         memory, start = map_large(nbytes)
     except OSError as error:
         raise MemoryError(f"nbytes: {nbytes} bytes of memory can't be had: {error.strerror}") from None
-    return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=start)
+    with torch.inference_mode(False):  # whatever mode the caller is in, another thread may write to it
+        return torch.frombuffer(memory, dtype=torch.uint8, count=nbytes, offset=start)
