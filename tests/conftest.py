@@ -37,3 +37,12 @@ def sanitized(tmp_path_factory):
         return sanitized_build(tmp_path_factory.mktemp("sanitized"))
     except CantSanitize as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def packs(tmp_path_factory):
+    """pack(n): an open pack of n blocks, and what they hold."""
+    from streams import Packs
+
+    with Packs(tmp_path_factory.mktemp("packs")) as made:
+        yield made

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import torch
 
+from readers import Disk
 from specdec_kernels import Int8Weight, pack_int8
+from specdec_kernels.stream import Pack, PackWriter, WeightStream
 from specdec_kernels.stream.plan import Plan
 from specdec_kernels.stream.slots import reads_per_pass
-from specdec_kernels.stream.writer import PackWriter
 
 PAGE = 4096
 
@@ -83,9 +84,7 @@ def contents(pack):
     """What each block of the pack holds, read apart from any stream."""
     result = []
     for block in pack.blocks:
-        memory = torch.empty(block.nbytes + PAGE, dtype=torch.uint8)
-        memory = memory[-memory.data_ptr() % PAGE :][: block.nbytes]
-        result.append(parts(pack.read_block(block.index, memory)))
+        result.append(parts(pack.read_block(block.index, page_aligned(block.nbytes))))
     return result
 
 
@@ -115,6 +114,26 @@ def descriptors_of(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
+class Packs:
+    """``packs(n)``: an open pack of n blocks and its contents, made when it is first asked for."""
+
+    def __init__(self, folder):
+        self.folder, self.made = folder, {}
+
+    def __call__(self, count):
+        if count not in self.made:
+            pack = Pack.open(write_pack(self.folder / f"{count}.safetensors", count, seed=count))
+            self.made[count] = pack, contents(pack)
+        return self.made[count]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for pack, _ in self.made.values():
+            pack.close()
+
+
 def settle(stream):
     """Waits until all that was begun is read."""
     last = -1
@@ -128,3 +147,30 @@ def settled(count, expected):
     while count() > expected and time.monotonic() < deadline:
         time.sleep(0.005)
     return count() <= expected
+
+
+class Reads(Disk):
+    """A disk that can be stopped: while ``gate`` is a closed event, nothing is read."""
+
+    gate = None
+
+    def __call__(self, fd, view, offset):
+        if self.gate is not None:
+            self.gate.wait(20)
+        return super().__call__(fd, view, offset)
+
+
+def opened(pack, slots, resident=(), **options):
+    """A stream with so many slots that poisons them and reads by ``Reads``."""
+    options = {"poison": True, "pread": Reads(), **options}
+    return WeightStream(pack, plan_of(pack, slots, resident), **options)
+
+
+def streamed_bytes(pack, order, resident=()):
+    return sum(pack.blocks[index].nbytes for index in order if index not in resident)
+
+
+def page_aligned(size):
+    """uint8 [size] on a page."""
+    memory = torch.empty(size + PAGE, dtype=torch.uint8)
+    return memory[-memory.data_ptr() % PAGE :][:size]

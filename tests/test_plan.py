@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from specdec_kernels.stream import BudgetError
 from specdec_kernels.stream.plan import plan
-from specdec_kernels.stream.slots import reads_per_pass, windows
 
 PAGE = 4096
 
@@ -185,22 +184,3 @@ def test_two_tiers_for_a_device_with_memory_of_its_own():
     with pytest.raises(BudgetError, match=f"host_budget: expected at least {4 * PAGE} bytes, got {3 * PAGE}"):
         plan(pack, budget=10 * PAGE, device="cuda", slots=2, host_budget=3 * PAGE)
     assert plan(pack, budget=20 * PAGE, device="cuda").host is None
-
-
-# The schedule of the slots, which the planner counts reads with.
-
-
-@pytest.mark.parametrize("blocks", range(1, 10))
-@pytest.mark.parametrize("slots", range(1, 5))
-def test_report_1_every_block_is_read_once_whatever_the_remainder(blocks, slots):
-    reads = reads_per_pass(range(blocks), (), slots)
-    assert sorted(reads) == (list(range(blocks)) if blocks > slots else [])
-
-
-def test_windows():
-    assert windows([0, 1, 2], (), 2) == [(0, 1), (1, 2), (2, 0), (0, 1)]
-    assert windows([0, 1, 2, 3], {1, 2}, 1) == [(0,), (3,), (3,), (3,), (0,)]
-    assert windows([2, 0, 0, 2, 1], (), 2) == [(2, 0), (0, 2), (0, 2), (2, 1), (1, 2), (2, 0)]
-    assert windows([0, 1], {0, 1}, 3) == [(), (), ()]
-    assert windows([], (), 2) == [()]
-    assert windows([4], (), 3) == [(4,), (4,)]

@@ -8,5 +8,6 @@ from .writer import PackWriter
 from .limits import available_memory, memory_limit, parse_bytes
 from .reader import Reader, Ticket, aligned_empty
 from .plan import Plan, plan
-from .weight_stream import LoadedBlock, StreamStats, WeightStream
+from .stats import StreamStats
+from .weight_stream import LoadedBlock, WeightStream
 from .footprint import Footprint, footprint

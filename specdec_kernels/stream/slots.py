@@ -71,7 +71,8 @@ class Slots:
         self._free = deque(self._all)
         self._held = {}  # block index -> the slot that holds or gets it
         self._in_use = None
-        self.fills = self.dropped = 0
+        self.reused = 0  # how often a slot was filled that had been filled before
+        self.dropped = 0  # blocks that were read in vain
 
     def __len__(self):
         return len(self._all)
@@ -79,11 +80,6 @@ class Slots:
     @property
     def nbytes(self):
         return sum(slot.memory.nbytes for slot in self._all)
-
-    @property
-    def reused(self):
-        """How often a slot was filled that had been filled before."""
-        return self.fills - sum(slot.generation > 0 for slot in self._all)
 
     def fill(self, window):
         """Begins to read what of ``window`` is in no slot yet."""
@@ -100,7 +96,7 @@ class Slots:
                     raise
                 slot.block = index
                 self._held[index] = slot
-                self.fills += 1
+                self.reused += slot.generation > 1
 
     def take(self, index, window):
         """The slot with all of block ``index``, in use until ``release``. Raises what reading it raised."""

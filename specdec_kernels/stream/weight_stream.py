@@ -10,23 +10,19 @@ in between raises StreamError before a result can be used. Every block's checksu
 """
 
 import functools
-import logging
 import os
 import threading
 import time
 import warnings
-from collections import deque
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from .errors import StreamError
 from .loads import Loads
-from .mapping import map_pack
 from .memory_rows import MemoryRows
 from .pack import Pack
+from .resident import loaded_blocks, mapped_blocks
 from .slots import Slots, windows
-
-log = logging.getLogger("specdec_kernels.stream")
+from .stats import StreamStats
 
 ORDERS = 16  # whose windows are kept
 
@@ -39,29 +35,6 @@ class LoadedBlock(NamedTuple):
     tensors: dict
     slot: int | None
     generation: int
-
-
-@dataclass(frozen=True)
-class StreamStats:
-    """What a stream has done so far."""
-
-    active: bool  # something is read in every pass
-    engine: str | None  # how it is read; None = nothing is
-    passes: int  # that came to their end
-    bytes_read: int  # from the file, resident blocks and what was read ahead included
-    streamed_bytes: int  # of the streamed blocks that were handed out
-    row_bytes: int  # read by rows()
-    read_seconds: float
-    wait_seconds: float  # for which a pass stood still
-    resident_bytes: int
-    slots: int
-    slot_bytes: int
-    peak_bytes: int  # most that resident blocks and slots took together
-    reused: int  # how often a slot was filled again
-    dropped: int  # blocks read in vain: a pass took another turn
-    link: str | None  # how blocks get to a device: pinned, ring (of page-locked pieces), pageable; None = none does
-    copied_bytes: int  # to the device
-    pinned_bytes: int  # of the host, page-locked now
 
 
 class WeightStream:
@@ -104,69 +77,36 @@ class WeightStream:
             raise
 
     def _open(self, verify, progress, poison, pin, device, options):
-        if self.plan.mapped and self._map(verify, progress):
-            return
-        if self.plan.device.type == "cpu":
+        plan, self._peak_bytes = self.plan, self.plan.resident_bytes
+        if plan.mapped:
+            self._mapping, blocks = mapped_blocks(self.pack, plan, verify, progress)
+            if self._mapping is not None:
+                self._keep(blocks)
+                return
+        if plan.device.type == "cpu":
             self._loads = Loads(self.pack, verify, options)
         else:
             from .device import TorchDevice
             from .uploads import Uploads
 
-            device = device or TorchDevice(self.plan.device)
+            device = device or TorchDevice(plan.device)
             self._loads = self._uploads = Uploads(
-                self.pack, self.plan, device, verify=verify, poison=poison, pin=pin, options=options
+                self.pack, plan, device, verify=verify, poison=poison, pin=pin, options=options
             )
-        self._load_resident(progress)
-        self._peak_bytes = self.plan.resident_bytes
-        if not self.plan.streamed:
+        self._keep(loaded_blocks(self.pack, plan, self._loads, progress))
+        if not plan.streamed:
             self._stop_reading()
             return
         if self._uploads is not None:
             self._uploads.stream_from_host()
-        memories = [self._loads.empty(self.plan.slot_bytes) for _ in range(self.plan.slots)]
+        memories = [self._loads.empty(plan.slot_bytes) for _ in range(plan.slots)]
         self._slots = Slots(memories, self._loads, poison)
         self._peak_bytes += self._slots.nbytes
         self._use(self._order)
 
-    def _map(self, verify, progress):
-        """Whether the blocks can be used where the file is mapped; if not, they are read like any resident ones."""
-        try:
-            mapping = map_pack(self.pack)
-        except StreamError as error:
-            log.info("%s is read into memory instead of mapped: %s", self.pack.path, error)
-            return False
-        self._mapping, done = mapping, 0
-        for index in self.plan.resident:
-            if verify:
-                self.pack.check_block(index, mapping.memory(index))
-            self._keep(index, mapping[index])
-            done += self.plan.sizes[index]
-            progress(done / self.plan.resident_bytes)
-        mapping.check()
-        self._peak_bytes = self.plan.resident_bytes
-        return True
-
-    def _load_resident(self, progress):
-        total, done, loads = max(1, self.plan.resident_bytes), 0, deque()
-
-        def finish():
-            nonlocal done
-            index, memory, load = loads.popleft()
-            load.wait()
-            self._keep(index, self.pack.blocks[index].views(memory))
-            done += memory.nbytes
-            progress(done / total)
-
-        for index in self.plan.resident:
-            memory = self._loads.empty(self.pack.blocks[index].nbytes)
-            loads.append((index, memory, self._loads.start(index, memory)))
-            if len(loads) > self._loads.ahead:
-                finish()
-        while loads:
-            finish()
-
-    def _keep(self, index, tensors):
-        self._resident[index] = LoadedBlock(index, self.pack.blocks[index].name, tensors, None, 0)
+    def _keep(self, blocks):
+        for index, tensors in blocks.items():
+            self._resident[index] = LoadedBlock(index, self.pack.blocks[index].name, tensors, None, 0)
 
     def blocks(self, order=None):
         """An iterator over the blocks of one pass, as :class:`LoadedBlock`.
@@ -313,8 +253,8 @@ class WeightStream:
 
     @property
     def stats(self):
-        slots, uploads = self._slots, self._uploads
-        engine, bytes_read, read_seconds = self._loads.counters() if self._loads else self._counters
+        slots, uploads, loads = self._slots, self._uploads, self._loads
+        engine, bytes_read, read_seconds = loads.counters() if loads else self._counters
         return StreamStats(
             active=slots is not None,
             engine=engine,
