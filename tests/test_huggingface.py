@@ -192,7 +192,7 @@ def test_c24_truncated(tmp_path, left):
         ({"model.layers.0.self_attn.q_proj.bias": (32,)}, "q_proj.bias'?: no llama of this configuration has it"),
         ({"model.layers.0.self_attn.q_norm.weight": (8,)}, "no llama of this configuration"),
         ({"model.layers.0.mlp.up_proj.weight_scale": (1,)}, "no llama of this configuration"),
-        ({"model.layers.2.mlp.up_proj.weight": (48, 32)}, "config.json says that the model has 2 layers"),
+        ({"model.layers.2.mlp.up_proj.weight": (48, 32)}, "the configuration says that the model has 2 layers"),
         ({"something": (1,)}, "no llama of this configuration"),
         ({"model.norm.weight": (33,)}, r"model.norm.weight: expected shape \[32\], got \[33\]"),
         ({"model.layers.1.mlp.up_proj.weight": (47, 32)}, r"up_proj.weight: expected shape \[48, 32\], got \[47, 32\]"),

@@ -72,7 +72,7 @@ def write(path, model, architecture, extra=None):
             continue
         if architecture == "llama" and (".q_proj." in name or ".k_proj." in name):
             value = side_by_side(value, c.num_attention_heads if ".q_proj." in name else c.num_key_value_heads)
-        out.add_tensor(name if name == "rope_freqs.weight" else gguf_name(name), value.contiguous().numpy())
+        out.add_tensor(name if name in (extra or {}) else gguf_name(name), value.contiguous().numpy())
     out.write_header_to_file()
     out.write_kv_data_to_file()
     out.write_tensors_to_file()
@@ -112,6 +112,13 @@ def test_a_llama_with_biases(tmp_path):
         logits.append(model.forward([5, 6, 7, 8], model.new_cache(4), last=4).clone())
         assert model.config.qkv_bias
     assert torch.equal(*logits)
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_output.bias", "blk.0.ffn_gate_exps.weight", "cls.weight"])
+def test_tensors_that_would_be_left_over(tmp_path, name):
+    write(tmp_path / "m.gguf", tiny_folders.build("llama2"), "llama", {name: torch.ones(3, 4)})
+    with pytest.raises(ModelError, match=f"tensor '{name}': no llama"):
+        load_model(tmp_path / "m.gguf")
 
 
 def test_rotary_factors_of_another_head_size(tmp_path):

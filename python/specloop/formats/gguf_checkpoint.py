@@ -5,11 +5,13 @@ import os
 import re
 from dataclasses import replace
 
-from ..errors import ModelError
+from ..errors import ModelError, show
 from ..models.config import LlamaConfig
 from ..text.tokenizer import Tokenizer
 from .gguf import GGUF
+from .tensors import stranger
 
+_FACTORS = "rope_freqs.weight"  # of Llama 3.1's rotary frequencies
 _TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _IN_LAYER = {
     "input_layernorm": "attn_norm",
@@ -37,6 +39,7 @@ class GGUFCheckpoint:
             self._tokenizer = Tokenizer.from_gguf(metadata)
             self.config = self._told_by_tensors(LlamaConfig.from_gguf(metadata, self._tokenizer.vocab_size))
             self.chat_template = metadata.get("tokenizer.chat_template")
+            self._refuse_strangers()
             # llama's q and k have rotary pairs next to each other, as llama.cpp rotates them; others' have not.
             self._paired = metadata.get("general.architecture") == "llama"
             metadata.clear()  # the vocabulary's strings: tens of MB that the weights can have
@@ -47,10 +50,16 @@ class GGUFCheckpoint:
     def _told_by_tensors(self, config):
         """What the metadata leave open: ties, biases that a llama may have, and Llama 3.1's rotary factors."""
         tensors, scaling = self._file.tensors, config.rope_scaling
-        if "rope_freqs.weight" in tensors:
-            scaling = {"rope_type": "factors", "factors": self._file.read("rope_freqs.weight").flatten().tolist()}
+        if _FACTORS in tensors:
+            scaling = {"rope_type": "factors", "factors": self._file.read(_FACTORS).flatten().tolist()}
         biased = config.qkv_bias or "blk.0.attn_q.bias" in tensors
         return replace(config, tied="output.weight" not in tensors, qkv_bias=biased, rope_scaling=scaling)
+
+    def _refuse_strangers(self):
+        for own, name in self._by_own_name():
+            reason = "no llama has it" if name is None else stranger(name, self.config)
+            if reason is not None and own != _FACTORS:
+                raise ModelError(f"{self.path}: tensor {show(own)}: {reason}")
 
     def __enter__(self):
         return self
@@ -62,14 +71,20 @@ class GGUFCheckpoint:
         self._file.close()
 
     def names(self):
+        return [name for _, name in self._by_own_name() if name is not None]
+
+    def _by_own_name(self):
+        """(name in the file, Hugging Face's name or None)"""
         back = {value: key for key, value in _TOP.items()}
         in_layer = {value: key for key, value in _IN_LAYER.items()}
         for own in self._file.tensors:
             head, _, kind = own.rpartition(".")
             if head in back:
-                yield f"{back[head]}.{kind}"
+                yield own, f"{back[head]}.{kind}"
             elif (match := re.fullmatch(r"blk\.(\d+)\.(.+)", head)) and match[2] in in_layer:
-                yield f"model.layers.{match[1]}.{in_layer[match[2]]}.{kind}"
+                yield own, f"model.layers.{match[1]}.{in_layer[match[2]]}.{kind}"
+            else:
+                yield own, None
 
     def label(self, name):
         match = _LAYER.fullmatch(name)

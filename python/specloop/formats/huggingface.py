@@ -15,23 +15,13 @@ import torch
 from ..errors import FormatError, ModelError, show
 from ..models.config import LlamaConfig
 from ..text.folder_tokenizer import FolderTokenizer
+from .tensors import EMBEDDING, HEAD, stranger
 
 PIECE = 4 << 20  # bytes of two matrices that are compared at a time
 MAX_JSON = 8 << 20
 MAX_TOKENIZER = 128 << 20
 
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_TOP = {EMBEDDING, HEAD, "model.norm.weight"}
-_IN_LAYER = {
-    "input_layernorm.weight",
-    "post_attention_layernorm.weight",
-    *(f"self_attn.{name}_proj.weight" for name in "qkvo"),
-    *(f"mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
-}
-_BIASES = {f"self_attn.{name}_proj.bias" for name in "qkv"}
-_NORMS = {"self_attn.q_norm.weight", "self_attn.k_norm.weight"}
-_LAYER = re.compile(r"model\.layers\.(\d{1,6})\.(.+)")
 _COMPUTED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")  # what older files have for nothing
 
 
@@ -64,17 +54,14 @@ class HuggingFaceCheckpoint:
 
     def _known_tensors(self):
         """name -> (index of the file, Entry) of what the model consists of."""
-        config, found = self.config, {}
-        in_layer = _IN_LAYER | (_BIASES if config.qkv_bias else set()) | (_NORMS if config.qk_norm else set())
+        found = {}
         for name, (file, entry) in self._shards.tensors.items():
             if _COMPUTED.fullmatch(name):
                 continue
-            match = _LAYER.fullmatch(name)
             here = f"{self._shards.files[file].path}: tensor {show(name)}"
-            if match and int(match[1]) >= config.layers and match[2] in in_layer:
-                raise ModelError(f"{here}: config.json says that the model has {config.layers} layers")
-            if name not in _TOP and not (match and match[2] in in_layer):
-                raise ModelError(f"{here}: no {config.architecture} of this configuration has it")
+            reason = stranger(name, self.config)
+            if reason is not None:
+                raise ModelError(f"{here}: {reason}")
             if entry.dtype not in _DTYPES:
                 raise ModelError(f"{here}: expected float32, bfloat16 or float16, got {_plain(entry.dtype)}")
             found[name] = file, entry
