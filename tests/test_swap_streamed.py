@@ -1,0 +1,172 @@
+"""Versions that stream: files, threads and memory go with the old one, and every version is read from its own file."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+import specloop
+from specdec_kernels import stream
+from specloop.convert import cached_pack
+from specloop.errors import FormatError, PairClosed, WeightsError
+from specloop.formats.gguf_checkpoint import GGUFCheckpoint
+from specloop.memory import needs
+from tiny_llama import CONFIG
+
+pytest.importorskip("gguf", reason="the gguf package writes the test files: pip install '.[test]'")
+from test_loader import write
+
+PROMPT = [5, 100, 7, 7, 42]
+CONTEXT = 128
+
+
+@pytest.fixture
+def packs(tmp_path, monkeypatch):
+    """Two versions, A and B."""
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    return [pack_of(tmp_path, seed) for seed in (0, 1)]
+
+
+def pack_of(folder, seed):
+    with GGUFCheckpoint(str(write(folder / f"{seed}.gguf", seed=seed))) as checkpoint:
+        return str(cached_pack(checkpoint, dtype="int8"))
+
+
+def smallest(pack):
+    with stream.Pack.open(pack) as opened:
+        return stream.plan(opened, reserved=needs(CONFIG, kv="int8", context=CONTEXT)).minimum
+
+
+def loaded(pack, budget, draft="lookup", **options):
+    return specloop.load(pack, draft, context=CONTEXT, memory_budget=budget, **options)
+
+
+def alone(pack, ids, tokens):
+    with loaded(pack, None, "none") as pair:
+        return pair.generate(list(ids), max_new_tokens=tokens).tokens
+
+
+def files():
+    return sorted(os.readlink(f"/proc/self/fd/{n}") for n in os.listdir("/proc/self/fd") if alive(n))
+
+
+def alive(n):
+    return os.path.lexists(f"/proc/self/fd/{n}")
+
+
+def mapped(pack):
+    with open("/proc/self/maps") as maps:
+        return any(pack in line for line in maps)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_streams_go_on_with_the_new_version(packs, streams):
+    a, b = packs
+    with loaded(a, smallest(a) if streams else None) as pair:
+        request = pair.stream(PROMPT, max_new_tokens=40)
+        tokens = [next(request).token for _ in range(5)]
+        first = request.result.stats.memory.streamed_bytes
+        pair.swap(target=b)
+        tokens += [event.token for event in request]
+        memory = request.result.stats.memory
+        assert bool(first) == streams and bool(memory.streamed_bytes - first) == streams
+        assert pair.generate(PROMPT, max_new_tokens=40).tokens == alone(b, PROMPT, 40)
+        assert pair.settings["model"] == b
+    old = alone(a, PROMPT, 40)
+    assert old != alone(b, PROMPT, 40)
+    assert any(
+        tokens[:n] == old[:n] and tokens[n:] == alone(b, PROMPT + tokens[:n], 40 - n)
+        for n in range(5, 14)
+        if tokens[:n] == old[:n]
+    )
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_many_swaps_leave_nothing_behind(packs, streams):
+    """Reports 60 and 64."""
+    wanted = [alone(pack, PROMPT, 12) for pack in packs]
+    before = files(), threading.active_count()
+    with loaded(packs[0], smallest(packs[0]) if streams else None, k=3) as pair:
+        pair.ready()
+        idle = pair.stream(PROMPT, max_new_tokens=100)  # began with the first version
+        next(idle)
+        counts = []
+        for n in range(12):
+            pair.swap(target=packs[(n + 1) % 2])
+            assert pair.generate(PROMPT, max_new_tokens=12).tokens == wanted[(n + 1) % 2]
+            counts.append((len(files()), threading.active_count()))
+            assert not mapped(packs[n % 2]) and mapped(packs[(n + 1) % 2]) == (not streams)
+        assert len(set(counts)) == 1
+    with pytest.raises(PairClosed):
+        list(idle)
+    assert (files(), threading.active_count()) == before
+    assert not mapped(packs[0]) and not mapped(packs[1])
+
+
+def test_a_reload_reads_the_file_again(packs):
+    """Report 61: a new version under the old name."""
+    a, b = packs
+    with loaded(a, smallest(a)) as pair:
+        pair.ready()
+        os.replace(b, a)
+        assert pair.generate(PROMPT, max_new_tokens=12).tokens != alone(a, PROMPT, 12)  # still the file it has open
+        pair.swap(target=a)
+        assert pair.generate(PROMPT, max_new_tokens=12).tokens == alone(a, PROMPT, 12)
+
+
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_damaged_version_is_refused_before_the_exchange(packs, streams):
+    """Every block is read and checked, streamed ones by the passes that measure what they cost."""
+    a, b = packs
+    wanted, before = alone(a, PROMPT, 30), None
+    with stream.Pack.open(b) as opened:
+        at = opened.blocks[opened.order[2]].ranges[0].offset + 100
+    with open(b, "r+b") as file:
+        file.seek(at)
+        byte = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte[0] ^ 1]))
+    with loaded(a, smallest(a) if streams else None) as pair:
+        request = pair.stream(PROMPT, max_new_tokens=30)
+        tokens = [next(request).token]
+        before = files(), threading.active_count()
+        for _ in range(3):
+            with pytest.raises(WeightsError, match="damaged"):
+                pair.swap(target=b)
+        assert (files(), threading.active_count()) == before and not mapped(b)
+        assert tokens + [event.token for event in request] == wanted
+
+
+def test_other_things_than_packs_are_refused(packs, tmp_path):
+    wanted = alone(packs[0], PROMPT, 12)
+    (tmp_path / "short.pack").write_bytes(Path(packs[1]).read_bytes()[:-4096])
+    with loaded(packs[0], smallest(packs[0])) as pair:
+        with pytest.raises(FormatError):
+            pair.swap(target=str(tmp_path / "short.pack"))
+        with pytest.raises(specloop.ModelError, match="no such file"):
+            pair.swap(target=str(tmp_path / "none"))
+        with GGUFCheckpoint(str(tmp_path / "1.gguf")) as checkpoint:
+            other = str(cached_pack(checkpoint, dtype="f32"))
+        with pytest.raises(specloop.ModelError, match="dtype"):
+            pair.swap(target=other)
+        assert pair.generate(PROMPT, max_new_tokens=12).tokens == wanted
+
+
+def test_a_file_that_changed_can_be_swapped_away(packs):
+    """A running stream whose file is rewritten ends with an error; the pair is not lost."""
+    a, b = packs
+    wanted = alone(a, PROMPT, 100), alone(b, PROMPT, 12)
+    with loaded(a, smallest(a)) as pair:
+        request = pair.stream(PROMPT, max_new_tokens=100)
+        tokens = [next(request).token]
+        with open(a, "r+b") as file:
+            file.seek(os.path.getsize(a) - 1)
+            file.write(b"\1")
+        os.utime(a, ns=(1, 1))
+        with pytest.raises(WeightsError, match="changed"):
+            for event in request:
+                tokens.append(event.token)
+        assert request.result.tokens == tokens == wanted[0][: len(tokens)]
+        pair.swap(target=b)
+        assert pair.generate(PROMPT, max_new_tokens=12).tokens == wanted[1]
