@@ -27,8 +27,9 @@ def load_model(
     (a GPU if one can be used). ``progress(fraction)`` is called with 0 .. 1.
 
     ``memory_budget``: bytes, or "120MB", "120MiB", for weights, cache, workspace and logits together; what does not fit
-    of the weights is read from a pack in every pass. A model that is no pack is converted first, and its pack kept in
-    the user's cache folder. None: all weights in memory; a pack is mapped, and shared with other processes that do so.
+    of the weights is read from a file in every pass. A model that is no pack is converted first, and its pack kept in
+    the user's cache folder, but for a folder whose values are stored as ``dtype``. None: all weights in memory; a pack
+    is mapped, and shared with other processes that do so.
     ``reserved``: {name: bytes} of the budget that something else needs: a draft.
 
     Raises ModelError (unknown model, architecture, shapes), FormatError (malformed file), BudgetError, OptionError.
@@ -45,9 +46,14 @@ def load_model(
     with open_checkpoint(path) as checkpoint:
         if memory_budget is not None:
             from .convert import cached_pack
+            from .in_place import folder_pack, streams_in_place
 
-            path = cached_pack(checkpoint, dtype=dtype, progress=progress)
             text = checkpoint.tokenizer(), checkpoint.chat_template
+            if streams_in_place(checkpoint, dtype):
+                with translated():
+                    pack = folder_pack(checkpoint)
+                return streamed(pack, checkpoint.config, text, progress=progress, **budgeted, **options)
+            path = cached_pack(checkpoint, dtype=dtype, progress=progress)
             return load_pack(path, dtype=dtype, text=text, progress=progress, **budgeted, **options)
         tokenizer = checkpoint.tokenizer()
         weights = resident_weights(checkpoint, dtype, progress)
@@ -82,43 +88,44 @@ def resident_weights(checkpoint, dtype, progress=None):
     return Resident(embedding, layers, plan.norm, head)
 
 
-def load_pack(
-    path,
-    *,
-    dtype,
-    kv,
-    context,
-    device,
-    memory_budget,
-    name,
-    text=None,
-    progress=None,
-    reserved=None,
-    reader=None,
-):
-    """A model over a pack: mapped if all of it may be in memory, else some blocks resident and the others streamed.
-
-    ``text``: its tokenizer and chat template, if they are known already. ``reader``: options of
-    :class:`specdec_kernels.stream.Reader` (engine, threads, limit, depth).
-    """
+def load_pack(path, *, dtype, text=None, **options):
+    """A model over a pack; ``text``: its tokenizer and chat template, if they are known already. Else as `streamed`."""
     from specdec_kernels import stream
 
     from .text.stored import restored
 
     with translated():
         pack = stream.Pack.open(path)
-        try:
-            config, kind = model_config(pack)
-            if kind != dtype:
-                raise ModelError(f"dtype: the pack {path} holds {kind}, got {dtype!r}")
-            tokenizer, template = text or restored(pack, path)
-            give_back()
+    try:
+        config, kind = model_config(pack)
+        if kind != dtype:
+            raise ModelError(f"dtype: the pack {path} holds {kind}, got {dtype!r}")
+        text = text or restored(pack, path)
+        give_back()
+    except BaseException:
+        pack.close()
+        raise
+    return streamed(pack, config, text, **options)
+
+
+def streamed(
+    pack, config, text, *, kv, context, device, memory_budget, name, progress=None, reserved=None, reader=None
+):
+    """A model over an open pack, which it closes in the end: mapped if all of it may be in memory, else some blocks
+    resident and the others streamed. ``reader``: options of :class:`specdec_kernels.stream.Reader` (engine, threads,
+    limit, depth).
+    """
+    from specdec_kernels import stream
+
+    tokenizer, template = text
+    try:
+        with translated():
             needed = needs(config, kv=kv, context=context) | (reserved or {})
             plan = stream.plan(pack, budget=memory_budget, device=device, reserved=needed)
             weights = Streamed(stream.WeightStream(pack, plan, progress=progress, **(reader or {})), device)
-        except BaseException:
-            pack.close()
-            raise
+    except BaseException:
+        pack.close()
+        raise
     return Llama(config, weights, context=context, kv=kv, eos_ids=tokenizer.eos_ids, name=name), tokenizer, template
 
 

@@ -21,7 +21,7 @@ PIECE = 4 << 20  # bytes of two matrices that are compared at a time
 MAX_JSON = 8 << 20
 MAX_TOKENIZER = 128 << 20
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 _COMPUTED = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")  # what older files have for nothing
 
 
@@ -109,6 +109,11 @@ class HuggingFaceCheckpoint:
         if name not in self._tensors:
             raise ModelError(f"{self.path}: {name}: missing from the files")
         return self._tensors[name]
+
+    def stored_as(self, name):
+        """(its name in the files, "f32", "bf16" or "f16")"""
+        entry = self._entry(name)[1]
+        return entry.name, _DTYPES[entry.dtype]
 
     def shape(self, name):
         return self._entry(name)[1].shape

@@ -11,6 +11,8 @@ import specdec_kernels as sk
 
 from ..errors import translated
 
+VECTORS = frozenset(("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm"))
+
 
 @dataclass
 class Layer:
@@ -155,10 +157,13 @@ class Streamed:
             for block in self.stream.blocks(None if with_head else self._body):
                 key = ("block", block.index) if block.slot is None else None
                 if block.index in self._heads:
-                    tensors = block.tensors
-                    yield key, ((block.index, Head(*self._heads[block.index], tensors["weight"], tensors.get("norm"))),)
+                    norm = block.tensors.get("norm")
+                    norm = norm if norm is None else norm.float()
+                    yield key, ((block.index, Head(*self._heads[block.index], block.tensors["weight"], norm)),)
                 else:
-                    yield key, ((self._layers[block.index], Layer(**block.tensors)),)
+                    # Vectors are float32 here, and in a folder's files whatever they were stored as.
+                    parts = {name: part.float() if name in VECTORS else part for name, part in block.tensors.items()}
+                    yield key, ((self._layers[block.index], Layer(**parts)),)
 
     def embed(self, ids, out):
         with translated():
