@@ -19,6 +19,15 @@ from specdec_kernels.stream.reader import ENGINES
 PAGE = 4096
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Comparing bytes with threads that have to be called costs more than it saves where cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=ENGINES)
 def engine(request, tmp_path):
     """Runs the test with each engine that works here; buffered always does."""
@@ -258,7 +267,7 @@ def test_cancelling_at_random(engine, tmp_path):
     generator = torch.Generator().manual_seed(0)
     with Reader([OpenFile(tmp_path / "model")], engine=engine, piece=16 * PAGE, depth=3, threads=3) as reader:
         memories = [aligned_empty(256 << 10) for _ in range(4)]
-        for turn in range(60):
+        for turn in range(28):
             offsets = torch.randint(0, (4 << 20) - (256 << 10), (4,), generator=generator).tolist()
             offsets = [offset // PAGE * PAGE + (5 if turn % 7 == 0 else 0) for offset in offsets]
             tickets = [reader.submit([Range(0, o, 256 << 10, 0)], m) for o, m in zip(offsets, memories, strict=True)]

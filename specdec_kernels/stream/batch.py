@@ -36,15 +36,17 @@ class Pace:
     CREDIT = 0.1
 
     def __init__(self, limit):
-        self._limit, self._paid = limit, 0.0
+        self._limit, self._due, self._paid = limit, 0.0, False
 
     def wake(self, now):
         """After a time with nothing to read."""
-        self._paid = max(self._paid, now)
+        self._due = max(self._due, now)
 
-    def due(self, nbytes, now):
-        """When ``nbytes`` more may start: as soon as they are paid for."""
+    def early(self, nbytes, now):
+        """Seconds until the next ``nbytes`` are paid for; 0.0 = they start now."""
         if self._limit is None:
-            return now
-        self._paid = max(self._paid, now - self.CREDIT) + nbytes / self._limit
-        return self._paid
+            return 0.0
+        if not self._paid:
+            self._due, self._paid = max(self._due, now - self.CREDIT) + nbytes / self._limit, True
+        self._paid = self._due > now
+        return max(0.0, self._due - now)

@@ -67,6 +67,7 @@ class Preads:
         self._pace, self._read = Pace(limit), read
         self._drop = getattr(os, "posix_fadvise", None) if drop_behind else None
         self._bytes, self._seconds, self._since = 0, 0.0, None
+        self._turn = threading.Lock()  # who has it looks for work
         self._threads = [threading.Thread(target=self._run, name="weight-reader", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
@@ -81,7 +82,7 @@ class Preads:
                 self._since = time.monotonic()
                 self._pace.wake(self._since)
             self._queue.extend((batch, piece) for piece in pieces)
-            self._work.notify(len(pieces))
+            self._work.notify()
         return batch
 
     def counters(self):
@@ -99,7 +100,7 @@ class Preads:
     def resume(self):
         with self.lock:
             self._pauses -= 1
-            self._work.notify_all()
+            self._work.notify()
 
     def close(self):
         """Drops what is queued, waits for what is being read, ends the threads."""
@@ -107,7 +108,7 @@ class Preads:
             self._stopped = True
             while self._queue:
                 self._drop_queued(self._queue[0][0])
-            self._work.notify_all()
+            self._work.notify()
         for thread in self._threads:
             thread.join()
 
@@ -132,15 +133,9 @@ class Preads:
             self.landed.notify_all()
 
     def _run(self):
-        while True:
-            with self.lock:
-                self._work.wait_for(lambda: self._stopped or (self._queue and not self._pauses))
-                if self._stopped:
-                    return
-                batch, piece = self._queue.popleft()
-                self._reading += 1
-                due = self._pace.due(piece.nbytes, time.monotonic())
-            count, failure = self._fill(piece, due)
+        while (entry := self._take()) is not None:
+            batch, piece = entry
+            count, failure = self._fill(piece)
             with self.lock:
                 self._reading -= 1
                 self._bytes += count
@@ -148,14 +143,25 @@ class Preads:
                     batch.failure = failure
                     self._drop_queued(batch)
                 self._count_off(batch, 1)
-            del batch
+            del batch, entry
 
-    def _fill(self, piece, due):
+    def _take(self):
+        """The next (batch, piece) as soon as it may start, None at the end."""
+        with self._turn, self.lock:
+            while not self._stopped:
+                early = None
+                if self._queue and not self._pauses:
+                    early = self._pace.early(self._queue[0][1].nbytes, time.monotonic())
+                    if not early:
+                        self._reading += 1
+                        return self._queue.popleft()
+                self._work.wait(early)
+            return None
+
+    def _fill(self, piece):
         """Reads a piece: (bytes read, what went wrong or None)."""
         done = 0
         try:
-            if (early := due - time.monotonic()) > 0:
-                time.sleep(early)
             view = memoryview((ctypes.c_ubyte * piece.nbytes).from_address(piece.address)).cast("B")
             while done < piece.nbytes:
                 fd = piece.direct if piece.direct >= 0 and done % PAGE == 0 else piece.buffered
