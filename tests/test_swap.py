@@ -320,6 +320,9 @@ def test_fifty_swaps_under_load(swaps=50):
                 if n % 3 == 0:
                     change["draft"] = version(A) if n % 2 else "lookup"
                 pair.swap(**change)
+                patience = time.perf_counter() + 10
+                while len(models) > 2 and time.perf_counter() < patience:
+                    time.sleep(0.001)  # a request may be in the middle of a line that has the model in its hands
                 assert len(models) <= 2
                 if n == 2:
                     start = resident()
