@@ -2,9 +2,9 @@
 
 Memory is the CPU's. Work on a stream lies in its queue and is done one piece at a time, when somebody waits for it or
 whenever the device feels like it: ``eager`` names the streams that run ahead ("copies", "work"), the others lie still
-until they must move; None leaves it to chance. A copy from registered memory reads it when it is done, from other
-memory when it is queued. ``without`` leaves out waits: "copy done", "slot free" (streams for events), "host" (the
-copying thread for events).
+until they must move; "all" lets nothing lie; None leaves it to chance. A copy from registered memory reads it when it
+is done, from other memory when it is queued. ``without`` leaves out waits: "copy done", "slot free" (streams for
+events), "host" (the copying thread for events).
 """
 
 import random
@@ -124,7 +124,7 @@ class SimulatedDevice:
                 for _ in range(self._random.randrange(3)):
                     self._step()
             else:
-                while self._step(self._eager):
+                while self._step(None if self._eager == "all" else self._eager):
                     pass
 
     def _step(self, name=None):

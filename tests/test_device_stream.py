@@ -4,6 +4,7 @@ Without a GPU the same tests run on the simulated device (simulated_device.py), 
 can show by itself is in test_uploads.py.
 """
 
+import contextlib
 import functools
 
 import pytest
@@ -12,9 +13,15 @@ import torch
 import places
 import specdec_kernels as sk
 from simulated_device import SimulatedDevice
-from specdec_kernels.stream import Pack, PackWriter, StreamError, WeightStream
+from specdec_kernels.stream import Pack, PackWriter, StreamError, WeightStream, plan
 from specdec_kernels.stream.device import PinError, TorchDevice
+from specloop.convert import cached_pack
+from specloop.formats.gguf_checkpoint import GGUFCheckpoint
+from specloop.loader import load_model, model_config
+from specloop.models.llama import Llama
+from specloop.models.weights import Streamed
 from streams import device_plan, parts, plan_of, same
+from test_loader import write
 
 N, K, BLOCKS, SLOW = 512, 256, 6, 3_000_000  # SLOW: cycles of a multiprocessor, a millisecond or two
 
@@ -89,8 +96,8 @@ def on_cpu(found):
 
 def wrong_blocks(pack, device, passes=3, slots=2, **options):
     """How many of the blocks that work on the device saw were not those of the file, and the statistics."""
-    plan, seen = device_plan(pack, slots, resident=(2,)), []
-    with WeightStream(pack, plan, device=device, **options) as stream:
+    planned, seen = device_plan(pack, slots, resident=(2,)), []
+    with WeightStream(pack, planned, device=device, **options) as stream:
         for _ in range(passes):
             for block in stream.blocks():
                 device.launch(lambda b=block: seen.append((b.index, parts(b.tensors))))
@@ -192,3 +199,37 @@ def test_an_error_of_registering_leaves_nothing_behind(place):
         with pytest.raises(PinError, match="page-locked host memory can't be had"):
             device.register(4096, 4096)  # nothing is mapped there
     assert torch.ones(3, device="cuda").sum().item() == 3
+
+
+def test_a_model_streams_to_the_device(place, tmp_path, monkeypatch):
+    """A llama whose blocks come through slots gives the logits of one that is all in memory. The simulated device keeps
+    its streams in step here, as the model's work does not wait in its queues."""
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path / "cache"))
+    source = str(write(tmp_path / "tiny.gguf", tied=True))
+    with GGUFCheckpoint(source) as checkpoint:
+        path = cached_pack(checkpoint, dtype="int8")
+    want = [forward(load_model(source, context=64, kv="f32")[0], n) for n in (5, 1, 17)]
+    pack = Pack.open(path)
+    least = plan(pack, device="cuda", budget=pack.nbytes).minimum
+    for budget in (least, (least + pack.nbytes) // 2):
+        for host_budget in (pack.nbytes, plan(pack, budget=pack.nbytes).minimum):
+            planned = plan(pack, device="cuda", budget=budget, host_budget=host_budget)
+            there = SimulatedDevice(0, "all") if place.name == "emulator" else None
+            stream = WeightStream(pack, planned, device=there)
+            model = Llama(
+                model_config(pack)[0], Streamed(stream, place.device), context=64, kv="f32", eos_ids=(), name=""
+            )
+            with contextlib.nullcontext() if place.name == "emulator" else place.running():
+                for _ in range(2):
+                    for logits, n in zip(want, (5, 1, 17), strict=True):
+                        got = forward(model, n)
+                        if place.name == "emulator":
+                            assert torch.equal(got, logits)
+                        torch.testing.assert_close(got, logits, rtol=1e-3, atol=1e-3)
+            assert stream.stats.active and stream.stats.copied_bytes > stream.stats.resident_bytes
+            stream.close()
+    pack.close()
+
+
+def forward(model, n):
+    return model.forward([(7 * i + n) % 200 for i in range(n)], model.new_cache(), last=n).cpu().clone()
