@@ -6,7 +6,7 @@ First, SmolLM2 in int8 with an int8 cache of 512 tokens under budgets of 30, 50 
 same model resident: peak of anonymous and shared memory over that of a process that imported torch and tokenizers and
 ran one operation; the ids have to be the same. Then the headline: bf16 resident, int8 resident and int8 streamed with a
 context of 2,048, half of which is read as a prompt; MB = 10^6 bytes. Speed is that of decoding after the prompt, plain.
-At last, what a second process over the same pack adds to the memory of the machine, over what a bare one adds.
+At last, what a second process over the same pack adds to the memory of the machine (PSS), beyond what a bare one adds.
 """
 
 import argparse
@@ -68,15 +68,30 @@ pair.generate("Write one sentence about the sea.", max_new_tokens=8)
 """
 
 
+PASSES = """
+import sys, torch
+from specdec_kernels import Int8Weight, linear_int8
+from specdec_kernels.stream import WeightStream, plan
+stream = WeightStream(sys.argv[1], plan(sys.argv[1]))
+for block in stream.blocks():
+    for weight in block.tensors.values():
+        if isinstance(weight, Int8Weight):
+            linear_int8(torch.ones(1, weight.k), weight)
+"""
+
+
 def sharing():
-    """{"weights", "second", "bare"}: bytes of the pack, and what one more process of either kind adds."""
+    """{"weights", "decoder", "passes", "bare"}: bytes of the pack, and what one more process of each kind adds.
+
+    A whole decoder; one that only multiplies by the weights; a bare one.
+    """
     with open_checkpoint(find_model("smollm2")) as checkpoint:
         pack = cached_pack(checkpoint)
     with ExitStack() as running:
         pids = [running.enter_context(waiting(BARE)), running.enter_context(waiting(SHARE, pack))]
         before = shares(*pids)
         added = {}
-        for name, code in (("second", SHARE), ("bare", BARE)):
+        for name, code in (("decoder", SHARE), ("passes", PASSES), ("bare", BARE)):
             with waiting(code, pack) as pid:
                 added[name] = shares(*pids, pid) - before
     return {"weights": pack.stat().st_size} | added
@@ -126,9 +141,10 @@ def main():
     shares = ", ".join(f"{r['name']} {r['owned'] / most:.0%}" for r in ways[1:])
     print(f"\nof {ways[0]['name']}: {shares}; int8 / bf16 in tokens per second:", end=" ")
     print(f"{ways[1]['tokens_per_second'] / ways[0]['tokens_per_second']:.2f}")
-    more = shared["second"] - shared["bare"]
-    print(f"\na second process over the same pack adds {more / 1e6:.1f} MB more than a bare one does:", end=" ")
-    print(f"{more / shared['weights']:.0%} of the weights")
+    print("\na second process over the same pack, beyond what a bare one adds:")
+    for name, what in (("decoder", "a whole decoder"), ("passes", "one that only multiplies by the weights")):
+        more = shared[name] - shared["bare"]
+        print(f"  {what}: {more / 1e6:.1f} MB, {more / shared['weights']:.1%} of the weights")
 
 
 if __name__ == "__main__":
