@@ -6,9 +6,10 @@ import types
 import pytest
 import torch
 
-from specdec_kernels.stream import StreamError, device
+from specdec_kernels.stream import Pack, StreamError, WeightStream, device, plan
 from specdec_kernels.stream.device import PinError, TorchDevice
 from specdec_kernels.stream.pinned import Arena
+from streams import settled, threads_of, write_pack
 
 OUT_OF_MEMORY, ALREADY = 2, 712
 
@@ -80,6 +81,7 @@ def fake(monkeypatch):
         log.append("launched")
 
     cuda = types.SimpleNamespace(
+        is_available=lambda: True,
         current_device=lambda: 3,
         get_device_properties=lambda d: types.SimpleNamespace(is_integrated=False),
         cudart=lambda: runtime,
@@ -146,6 +148,16 @@ def test_other_devices_are_refused():
     for name in ("cpu", "meta", "mps"):
         with pytest.raises(ValueError, match=f"device: expected a cuda device .* got {name}"):
             TorchDevice(name)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_a_stream_to_one_says_so(tmp_path):
+    with Pack.open(write_pack(tmp_path / "pack", 3)) as pack:
+        planned = plan(pack, device="cuda", budget=pack.nbytes - 1, host_budget=pack.nbytes)
+        threads = threads_of()
+        with pytest.raises(StreamError, match=r"expected a GPU to stream to, but torch .* sees none"):
+            WeightStream(pack, planned)
+        assert settled(threads_of, threads)
 
 
 def test_memory_is_registered_in_segments_and_unregistered(fake):

@@ -68,6 +68,8 @@ class TorchDevice:
         device = torch.device(device)
         if device.type != "cuda":
             raise ValueError(f"device: expected a cuda device (ROCm's are called so, too), got {device}")
+        if not torch.cuda.is_available():
+            raise StreamError(f"device: expected a GPU to stream to, but torch {torch.__version__} sees none")
         self.device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self.shares_memory = bool(getattr(torch.cuda.get_device_properties(self.device), "is_integrated", False))
 

@@ -37,10 +37,10 @@ class Uploads:
         self._sizes = {block.index: block.nbytes for block in pack.blocks}
         self._order = tuple(index for index in pack.order if index not in plan.resident)
         self._pin = pin and not device.shares_memory
+        self._stream, self._queue = device.stream(), queue.SimpleQueue()
         self._reads = Loads(pack, verify, options)
         self._pageable = self._link = Pageable(device)
         self._host, self._free, self.copied_bytes, self._pid = None, {}, 0, os.getpid()
-        self._stream, self._queue = device.stream(), queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="weight-uploads", daemon=True)
         self._thread.start()
 
