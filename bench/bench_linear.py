@@ -47,9 +47,10 @@ def bench_prefill(options, report):
 
 def bench_f32(options, report):
     weights = [torch.randn(4096, 4096) for _ in range(2)]
+    halves = [w.bfloat16() for w in weights]
     read_threads = native.threads()
 
-    def run(m):
+    def run(m, weights=weights):
         x, out = torch.randn(m, 4096), torch.empty(m, 4096)
         return lambda: [linear_f32(x, w, out=out) for w in weights]
 
@@ -62,6 +63,8 @@ def bench_f32(options, report):
     report("f32 4096 M=1 / plain read", result, share=1 / result.ratio)
     for m in (4, 8):
         report(f"f32 4096 M={m} / M=1", compare(run(m), one, pairs=options.pairs))
+    for m in (1, 5, 9):
+        report(f"bf16 / f32 4096 M={m}", compare(run(m, halves), run(m), pairs=options.pairs))
 
 
 def bench_overhead(options, report):

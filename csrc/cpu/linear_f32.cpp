@@ -8,7 +8,9 @@
 // outputs are divided between threads.
 #include "cpu/linear_f32.h"
 
+#include <array>
 #include <cmath>
+#include <utility>
 
 #include "cpu/even_grain.h"
 #include "cpu/fetch.h"
@@ -171,15 +173,20 @@ SK_TARGET_END
 
 template <class W, bool two>
 constexpr Dot kAvx2[] = {dot_avx2<W, two, 0>, dot_avx2<W, two, 0, 1>};
+
+// Twelve rows and two weight rows are 24 sums: what 32 registers hold. Nine, a pass of eight drafts, meet the weights
+// once, which counts where they have to be widened.
+constexpr int kAvx512Rows = 12;
+template <class W, bool two, int... r>
+constexpr Dot avx512_of(std::integer_sequence<int, r...>) {
+  return dot_avx512<W, two, r...>;
+}
+template <class W, bool two, int... n>
+constexpr std::array<Dot, sizeof...(n)> avx512_up_to(std::integer_sequence<int, n...>) {
+  return {avx512_of<W, two>(std::make_integer_sequence<int, n + 1>{})...};
+}
 template <class W, bool two>
-constexpr Dot kAvx512[] = {dot_avx512<W, two, 0>,
-                           dot_avx512<W, two, 0, 1>,
-                           dot_avx512<W, two, 0, 1, 2>,
-                           dot_avx512<W, two, 0, 1, 2, 3>,
-                           dot_avx512<W, two, 0, 1, 2, 3, 4>,
-                           dot_avx512<W, two, 0, 1, 2, 3, 4, 5>,
-                           dot_avx512<W, two, 0, 1, 2, 3, 4, 5, 6>,
-                           dot_avx512<W, two, 0, 1, 2, 3, 4, 5, 6, 7>};
+constexpr auto kAvx512 = avx512_up_to<W, two>(std::make_integer_sequence<int, kAvx512Rows>{});
 
 #endif  // SK_X86
 
@@ -194,7 +201,7 @@ struct Kernels {
 template <class W>
 Kernels kernels() {
 #if SK_X86
-  if (isa() == Isa::kAvx512) return {kAvx512<W, false>, kAvx512<W, true>, 8};
+  if (isa() == Isa::kAvx512) return {kAvx512<W, false>.data(), kAvx512<W, true>.data(), kAvx512Rows};
   if (isa() == Isa::kAvx2) return {kAvx2<W, false>, kAvx2<W, true>, 2};
 #endif
   return {kScalar<W>, nullptr, 1};

@@ -42,7 +42,7 @@ def checked_scaling(scaling, name="rope_scaling"):
     kind = scaling.get("rope_type")
     if kind in (None, "default", "none"):
         return None
-    if kind not in _KEYS:
+    if not isinstance(kind, str) or kind not in _KEYS:
         raise ModelError(f"{name}: type {show(kind)} is not supported (supported: default, {', '.join(_KEYS)})")
     required, optional = _KEYS[kind]
     given = {key: value for key, value in scaling.items() if value is not None}
@@ -50,10 +50,12 @@ def checked_scaling(scaling, name="rope_scaling"):
     if missing or unknown:
         what = f"no {', '.join(sorted(missing))}" if missing else f"also {', '.join(sorted(map(str, unknown)))}"
         raise ModelError(f"{name}: expected {', '.join(sorted(required))} for type {kind!r}, got {what}")
+    if not isinstance(given.get("factors", []), list):
+        raise ModelError(f"{name}.factors: expected a list of numbers, got {show(given['factors'])}")
     for key, value in given.items():
         if key in ("rope_type", "truncate"):
             continue
-        for number in value if key == "factors" and isinstance(value, list) else [value]:
+        for number in value if key == "factors" else [value]:
             if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
                 raise ModelError(f"{name}.{key}: expected a positive number, got {show(number)}")
     if not isinstance(given.get("truncate", True), bool):
