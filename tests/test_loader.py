@@ -19,10 +19,10 @@ def side_by_side(rows):
     return heads.transpose(1, 2).reshape(rows.shape)
 
 
-def write(path, *, tied=True, skip=(), reshape=(), architecture="llama", seed=0):
-    """A GGUF with the weights of tiny_llama.weights(seed=seed) and a byte-level vocabulary."""
-    c = CONFIG
-    embedding, layers, norm = weights(seed=seed)
+def write(path, *, tied=True, skip=(), reshape=(), architecture="llama", config=CONFIG, seed=0):
+    """A GGUF with the weights of tiny_llama.weights(config, seed) and a byte-level vocabulary."""
+    c = config
+    embedding, layers, norm = weights(config, seed)
     out = gguf.GGUFWriter(path, architecture)
     out.add_block_count(c.layers)
     out.add_embedding_length(c.hidden)

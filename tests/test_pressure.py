@@ -37,7 +37,7 @@ def pack(tmp_path, monkeypatch):
         return str(cached_pack(checkpoint, dtype="int8"))
 
 
-def smallest(pack, context=256, draft=0):
+def smallest(pack, context=128, draft=0):
     with stream.Pack.open(pack) as opened:
         return stream.plan(opened, reserved=needs(CONFIG, kv="int8", context=context) | {"draft": draft}).minimum
 
@@ -97,13 +97,13 @@ def test_every_step_in_order(pack):
     """A streamed target with resident blocks, lookups, a draft model, spare pages: all go before the request does."""
     from specloop.memory import size_in_memory
 
-    draft_size = size_in_memory(pack, dtype="int8", kv="int8", context=256)
+    draft_size = size_in_memory(pack, dtype="int8", kv="int8", context=128)
     with stream.Pack.open(pack) as opened:
-        reserved = needs(CONFIG, kv="int8", context=256) | {"draft": draft_size}
+        reserved = needs(CONFIG, kv="int8", context=128) | {"draft": draft_size}
         least = smallest(pack, draft=draft_size)
         plans = (stream.plan(opened, budget=least + more, reserved=reserved) for more in range(0, 300_000, 4096))
         budget = next(plan.budget for plan in plans if plan.slots > 1 and plan.resident)
-    with specloop.load(pack, pack, context=256, memory_budget=budget, k=3) as pair:
+    with specloop.load(pack, pack, context=128, memory_budget=budget, k=3) as pair:
         plain = pair.generate(PROMPT, max_new_tokens=50, draft="none").tokens
         busy = pair.stream(PROMPT, max_new_tokens=50, draft="lookup")
         busy_tokens = [next(busy).token]
@@ -218,13 +218,13 @@ def test_pages_that_can_not_be_had(monkeypatch):
 
 def test_a_second_request_makes_its_own_room(pack):
     """The budget has one cache of the whole context. Another one takes its place from what can be given back."""
-    one = needs(CONFIG, kv="int8", context=256)["kv"]
+    one = needs(CONFIG, kv="int8", context=128)["kv"]
     with stream.Pack.open(pack) as opened:
         least = min(opened.blocks[index].nbytes for index in opened.order)
     budget = smallest(pack) + one + 2 * least
-    with specloop.load(pack, "lookup", context=256, memory_budget=budget, k=2) as pair:
-        plain = pair.generate(PROMPT, max_new_tokens=250, draft="none").tokens
-        first, second = (pair.stream(PROMPT, max_new_tokens=250) for _ in range(2))
+    with specloop.load(pack, "lookup", context=128, memory_budget=budget, k=2) as pair:
+        plain = pair.generate(PROMPT, max_new_tokens=100, draft="none").tokens
+        first, second = (pair.stream(PROMPT, max_new_tokens=100) for _ in range(2))
         tokens = [[next(first).token], [next(second).token]]
         model = pair.model
         assert model.memory_nbytes + first._seat.nbytes + second._seat.nbytes <= budget
@@ -237,31 +237,31 @@ def test_a_second_request_makes_its_own_room(pack):
 
 
 def test_a_request_too_many_is_refused(pack):
-    with specloop.load(pack, "none", context=256, memory_budget=smallest(pack)) as pair:
-        first = pair.stream(PROMPT, max_new_tokens=240)
+    with specloop.load(pack, "none", context=128, memory_budget=smallest(pack)) as pair:
+        first = pair.stream(PROMPT, max_new_tokens=120)
         tokens = [next(first).token]
-        second = pair.stream(PROMPT, max_new_tokens=240)
-        with pytest.raises(BudgetError, match=r"memory_budget: a cache for 244 tokens takes .* are left"):
+        second = pair.stream(PROMPT, max_new_tokens=120)
+        with pytest.raises(BudgetError, match=r"memory_budget: a cache for 124 tokens takes .* are left"):
             next(second)
         assert len(second.result.tokens) == 0
         tokens += [event.token for event in first]
-        second = pair.stream(PROMPT, max_new_tokens=240)  # now there is room
+        second = pair.stream(PROMPT, max_new_tokens=120)  # now there is room
         assert [event.token for event in second] == tokens
 
 
 def test_short_requests_share_the_budget_of_a_long_one(pack):
-    with specloop.load(pack, "none", context=256, memory_budget=smallest(pack)) as pair:
-        streams = [pair.stream(PROMPT, max_new_tokens=PAGE - len(PROMPT)) for _ in range(4)]
+    with specloop.load(pack, "none", context=128, memory_budget=smallest(pack)) as pair:
+        streams = [pair.stream(PROMPT, max_new_tokens=PAGE - len(PROMPT)) for _ in range(2)]
         tokens = [[next(stream).token] for stream in streams]
         for found, stream in zip(tokens, streams, strict=True):
             found += [event.token for event in stream]
-        assert tokens.count(tokens[0]) == 4
+        assert tokens[0] == tokens[1]
 
 
 def test_spare_pages_are_taken_over_not_counted_twice(pack):
-    with specloop.load(pack, "none", context=256, memory_budget=smallest(pack)) as pair:
+    with specloop.load(pack, "none", context=128, memory_budget=smallest(pack)) as pair:
         for _ in range(3):
-            stream = pair.stream(PROMPT, max_new_tokens=240)
+            stream = pair.stream(PROMPT, max_new_tokens=120)
             next(stream)
             stream.close()
             assert stream.result.stats.memory.released == [] and pair.model.spare_nbytes
@@ -273,7 +273,7 @@ def test_spare_pages_are_taken_over_not_counted_twice(pack):
 def test_memory_of_a_streamed_model(pack):
     """Report 52: a request that streams says so, and how much: each block once per pass, whatever K."""
     budget = smallest(pack)
-    with specloop.load(pack, "lookup", context=256, memory_budget=budget) as pair:
+    with specloop.load(pack, "lookup", context=128, memory_budget=budget) as pair:
         for k in (0, 1, 4):
             weights = pair.model.weights.stream
             passes = weights.stats.passes
@@ -287,7 +287,7 @@ def test_memory_of_a_streamed_model(pack):
 
 
 def test_memory_of_two_requests_is_told_apart(pack):
-    with specloop.load(pack, "none", context=256, memory_budget=smallest(pack) + 50_000) as pair:
+    with specloop.load(pack, "none", context=128, memory_budget=smallest(pack) + 50_000) as pair:
         long, short = pair.stream(PROMPT, max_new_tokens=30), pair.stream(PROMPT, max_new_tokens=3)
         next(long)
         list(short)

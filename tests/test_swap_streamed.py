@@ -2,6 +2,7 @@
 
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,14 +10,15 @@ import pytest
 import specloop
 from specdec_kernels import stream
 from specloop.convert import cached_pack
-from specloop.errors import FormatError, PairClosed, WeightsError
+from specloop.errors import BudgetError, FormatError, PairClosed, WeightsError
 from specloop.formats.gguf_checkpoint import GGUFCheckpoint
 from specloop.memory import needs
-from tiny_llama import CONFIG
+from tiny_llama import CONFIG as TINY
 
 pytest.importorskip("gguf", reason="the gguf package writes the test files: pip install '.[test]'")
 from test_loader import write
 
+CONFIG = replace(TINY, layers=10)  # so that the weights are most of what a model takes
 PROMPT = [5, 100, 7, 7, 42]
 CONTEXT = 128
 
@@ -29,13 +31,20 @@ def packs(tmp_path, monkeypatch):
 
 
 def pack_of(folder, seed):
-    with GGUFCheckpoint(str(write(folder / f"{seed}.gguf", seed=seed))) as checkpoint:
+    with GGUFCheckpoint(str(write(folder / f"{seed}.gguf", config=CONFIG, seed=seed))) as checkpoint:
         return str(cached_pack(checkpoint, dtype="int8"))
 
 
 def smallest(pack):
     with stream.Pack.open(pack) as opened:
         return stream.plan(opened, reserved=needs(CONFIG, kv="int8", context=CONTEXT)).minimum
+
+
+def room_for_two(pack):
+    """The smallest budget under which a version can be swapped for one of its size."""
+    few = needs(CONFIG, kv="int8", context=64)
+    with stream.Pack.open(pack) as opened:
+        return smallest(pack) + stream.plan(opened, reserved=few).minimum
 
 
 def loaded(pack, budget, draft="lookup", **options):
@@ -63,20 +72,20 @@ def mapped(pack):
 @pytest.mark.parametrize("streams", [True, False])
 def test_streams_go_on_with_the_new_version(packs, streams):
     a, b = packs
-    with loaded(a, smallest(a) if streams else None) as pair:
-        request = pair.stream(PROMPT, max_new_tokens=40)
+    with loaded(a, room_for_two(a) if streams else None) as pair:
+        request = pair.stream(PROMPT, max_new_tokens=24)
         tokens = [next(request).token for _ in range(5)]
         first = request.result.stats.memory.streamed_bytes
         pair.swap(target=b)
         tokens += [event.token for event in request]
         memory = request.result.stats.memory
         assert bool(first) == streams and bool(memory.streamed_bytes - first) == streams
-        assert pair.generate(PROMPT, max_new_tokens=40).tokens == alone(b, PROMPT, 40)
+        assert pair.generate(PROMPT, max_new_tokens=24).tokens == alone(b, PROMPT, 24)
         assert pair.settings["model"] == b
-    old = alone(a, PROMPT, 40)
-    assert old != alone(b, PROMPT, 40)
+    old = alone(a, PROMPT, 24)
+    assert old != alone(b, PROMPT, 24)
     assert any(
-        tokens[:n] == old[:n] and tokens[n:] == alone(b, PROMPT + tokens[:n], 40 - n)
+        tokens[:n] == old[:n] and tokens[n:] == alone(b, PROMPT + tokens[:n], 24 - n)
         for n in range(5, 14)
         if tokens[:n] == old[:n]
     )
@@ -87,12 +96,12 @@ def test_many_swaps_leave_nothing_behind(packs, streams):
     """Reports 60 and 64."""
     wanted = [alone(pack, PROMPT, 12) for pack in packs]
     before = files(), threading.active_count()
-    with loaded(packs[0], smallest(packs[0]) if streams else None, k=3) as pair:
+    with loaded(packs[0], room_for_two(packs[0]) if streams else None, k=3) as pair:
         pair.ready()
         idle = pair.stream(PROMPT, max_new_tokens=100)  # began with the first version
         next(idle)
         counts = []
-        for n in range(12):
+        for n in range(8):
             pair.swap(target=packs[(n + 1) % 2])
             assert pair.generate(PROMPT, max_new_tokens=12).tokens == wanted[(n + 1) % 2]
             counts.append((len(files()), threading.active_count()))
@@ -107,7 +116,7 @@ def test_many_swaps_leave_nothing_behind(packs, streams):
 def test_a_reload_reads_the_file_again(packs):
     """Report 61: a new version under the old name."""
     a, b = packs
-    with loaded(a, smallest(a)) as pair:
+    with loaded(a, room_for_two(a)) as pair:
         pair.ready()
         os.replace(b, a)
         assert pair.generate(PROMPT, max_new_tokens=12).tokens != alone(a, PROMPT, 12)  # still the file it has open
@@ -127,21 +136,21 @@ def test_a_damaged_version_is_refused_before_the_exchange(packs, streams):
         byte = file.read(1)
         file.seek(at)
         file.write(bytes([byte[0] ^ 1]))
-    with loaded(a, smallest(a) if streams else None) as pair:
+    with loaded(a, room_for_two(a) if streams else None) as pair:
         request = pair.stream(PROMPT, max_new_tokens=30)
         tokens = [next(request).token]
         before = files(), threading.active_count()
         for _ in range(3):
             with pytest.raises(WeightsError, match="damaged"):
                 pair.swap(target=b)
-        assert (files(), threading.active_count()) == before and not mapped(b)
+        assert files() == before[0] and threading.active_count() <= before[1] and not mapped(b)
         assert tokens + [event.token for event in request] == wanted
 
 
 def test_other_things_than_packs_are_refused(packs, tmp_path):
     wanted = alone(packs[0], PROMPT, 12)
     (tmp_path / "short.pack").write_bytes(Path(packs[1]).read_bytes()[:-4096])
-    with loaded(packs[0], smallest(packs[0])) as pair:
+    with loaded(packs[0], room_for_two(packs[0])) as pair:
         with pytest.raises(FormatError):
             pair.swap(target=str(tmp_path / "short.pack"))
         with pytest.raises(specloop.ModelError, match="no such file"):
@@ -157,7 +166,7 @@ def test_a_file_that_changed_can_be_swapped_away(packs):
     """A running stream whose file is rewritten ends with an error; the pair is not lost."""
     a, b = packs
     wanted = alone(a, PROMPT, 100), alone(b, PROMPT, 12)
-    with loaded(a, smallest(a)) as pair:
+    with loaded(a, room_for_two(a)) as pair:
         request = pair.stream(PROMPT, max_new_tokens=100)
         tokens = [next(request).token]
         with open(a, "r+b") as file:
@@ -170,3 +179,99 @@ def test_a_file_that_changed_can_be_swapped_away(packs):
         assert request.result.tokens == tokens == wanted[0][: len(tokens)]
         pair.swap(target=b)
         assert pair.generate(PROMPT, max_new_tokens=12).tokens == wanted[1]
+
+
+# ---- within the budget -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def together(monkeypatch):
+    """What all models and caches of a pair take while the newest one is tried out: a list of bytes."""
+    import specloop.controller as controller
+
+    seen, measure = [], controller.measure_costs
+
+    def measured(model, *args):
+        costs = measure(model, *args)
+        if pairs:
+            pair = pairs[-1]
+            running = pair.pressure.used(pair.model) - pair.pressure.promised
+            seen.append(running + model.memory_nbytes)
+        return costs
+
+    pairs = []
+    monkeypatch.setattr(controller, "measure_costs", measured)
+    return pairs, seen
+
+
+@pytest.mark.parametrize("more", [0.75, 3.0])
+def test_both_versions_fit_the_budget_together(packs, together, more):
+    """The old one shrinks while the new one is read and tried, then the new one takes all of it."""
+    (a, b), (pairs, seen) = packs, together
+    with stream.Pack.open(a) as opened:
+        layer = max(opened.blocks[index].nbytes for index in opened.order)
+    budget = room_for_two(a) + int(more * layer)
+    with loaded(a, budget) as pair:
+        plan = pair.model.weights.stream.plan
+        request = pair.stream(PROMPT, max_new_tokens=30)
+        tokens = [next(request).token for _ in range(4)]
+        pairs.append(pair)
+        for n, target in enumerate((b, a, b)):
+            pair.swap(target=target)
+            weights = pair.model.weights
+            assert len(seen) == n + 1 and seen[-1] <= budget
+            assert weights.budget == budget and weights.stream.plan.resident == plan.resident
+            assert weights.memory_nbytes == plan.resident_bytes + plan.slots_bytes
+            result = pair.generate(PROMPT, max_new_tokens=30)
+            assert result.tokens == alone(target, PROMPT, 30) and result.stats.memory.budget == budget
+            pairs[:] = [pair]
+        tokens += [event.token for event in request]
+        assert len(tokens) == 30
+
+
+def test_a_failed_swap_gives_the_memory_back(packs, tmp_path):
+    a, b = packs
+    with open(b, "r+b") as file:
+        file.seek(os.path.getsize(b) // 2)
+        file.write(bytes(64))
+    with loaded(a, room_for_two(a)) as pair:
+        weights = pair.model.weights
+        before = weights.memory_nbytes, weights.nbytes
+        wanted = pair.generate(PROMPT, max_new_tokens=12).tokens
+        with pytest.raises((WeightsError, FormatError)):
+            pair.swap(target=b)
+        assert (weights.memory_nbytes, weights.nbytes) == before and pair.model.weights is weights
+        result = pair.generate(PROMPT, max_new_tokens=12)
+        assert result.tokens == wanted and result.stats.memory.streamed_bytes > 0
+
+
+def test_a_budget_for_one_version_only(packs):
+    a, b = packs
+    with loaded(a, smallest(a)) as pair:
+        wanted = pair.generate(PROMPT, max_new_tokens=12).tokens
+        with pytest.raises(BudgetError, match=r"another model needs [0-9]+ bytes at least beside"):
+            pair.swap(target=b)
+        assert pair.generate(PROMPT, max_new_tokens=12).tokens == wanted
+
+
+def test_a_draft_makes_its_room(packs, together, tmp_path):
+    """Resident blocks of the target go for it, and stay away for as long as it is there."""
+    from specloop.memory import size_in_memory
+
+    (a, _), (pairs, seen) = packs, together
+    small = str(write(tmp_path / "small.gguf"))
+    size = size_in_memory(small, dtype="int8", kv="int8", context=CONTEXT)
+    with loaded(a, smallest(a) + size) as pair:
+        wanted = pair.generate(PROMPT, max_new_tokens=20).tokens
+        resident = pair.model.nbytes
+        pairs.append(pair)
+        pair.swap(draft=small)
+        assert seen[-1] <= pair.budget and pair.model.nbytes < resident
+        result = pair.generate(PROMPT, max_new_tokens=20, k=3)
+        assert result.tokens == wanted and result.stats.speculation.proposed
+        assert pair.pressure.used(pair.model) <= pair.budget
+        pairs.clear()
+    with loaded(a, smallest(a) + size // 2) as pair:
+        with pytest.raises(BudgetError):
+            pair.swap(draft=small)
+        assert pair.draft == "lookup" and pair.generate(PROMPT, max_new_tokens=20).tokens == wanted

@@ -1,5 +1,6 @@
 """From a name to a model that can make text: in memory, or streamed from a pack under a byte budget."""
 
+import functools
 from dataclasses import fields
 
 import torch
@@ -12,13 +13,23 @@ from .heap import give_back
 from .memory import needs
 from .models.blueprint import DTYPES, Blueprint, Filler, nbytes
 from .models.cache import DTYPES as CACHES
+from .models.cache import PAGE
 from .models.config import LlamaConfig
 from .models.llama import Llama
 from .models.weights import Layer, Resident, Streamed
 
 
 def load_model(
-    name, *, dtype="int8", kv="int8", context=2048, device="cpu", progress=None, memory_budget=None, reserved=None
+    name,
+    *,
+    dtype="int8",
+    kv="int8",
+    context=2048,
+    device="cpu",
+    progress=None,
+    memory_budget=None,
+    reserved=None,
+    share=None,
 ):
     """Loads a model of the llama family: returns (model, tokenizer, chat template or None).
 
@@ -30,7 +41,8 @@ def load_model(
     of the weights is read from a file in every pass. A model that is no pack is converted first, and its pack kept in
     the user's cache folder, but for a folder whose values are stored as ``dtype``. None: all weights in memory; a pack
     is mapped, and shared with other processes that do so.
-    ``reserved``: {name: bytes} of the budget that something else needs: a draft.
+    ``reserved``: {name: bytes} of the budget that something else needs: a draft. ``share(least)``: how many bytes of
+    the budget are free now, ``least`` or more; the model takes the whole of it in ``model.grow()``.
 
     Raises ModelError (unknown model, architecture, shapes), FormatError (malformed file), BudgetError, OptionError.
     """
@@ -40,7 +52,7 @@ def load_model(
         raise ModelError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
     device, path = choose_device(device), find_model(name)
     options = {"kv": kv, "context": context, "name": str(name)}
-    budgeted = {"device": device, "memory_budget": memory_budget, "reserved": reserved}
+    budgeted = {"device": device, "memory_budget": memory_budget, "reserved": reserved, "share": share}
     if is_pack(path):
         return load_pack(path, dtype=dtype, progress=progress, **budgeted, **options)
     with open_checkpoint(path) as checkpoint:
@@ -109,11 +121,23 @@ def load_pack(path, *, dtype, text=None, **options):
 
 
 def streamed(
-    pack, config, text, *, kv, context, device, memory_budget, name, progress=None, reserved=None, reader=None
+    pack,
+    config,
+    text,
+    *,
+    kv,
+    context,
+    device,
+    memory_budget,
+    name,
+    progress=None,
+    reserved=None,
+    share=None,
+    reader=None,
 ):
     """A model over an open pack, which it closes in the end: mapped if all of it may be in memory, else some blocks
     resident and the others streamed. ``reader``: options of :class:`specdec_kernels.stream.Reader` (engine, threads,
-    limit, depth).
+    limit, depth). ``share``: see `load_model`.
     """
     from specdec_kernels import stream
 
@@ -121,8 +145,18 @@ def streamed(
     try:
         with translated():
             needed = needs(config, kv=kv, context=context) | (reserved or {})
-            plan = stream.plan(pack, budget=memory_budget, device=device, reserved=needed)
-            weights = Streamed(stream.WeightStream(pack, plan, progress=progress, **(reader or {})), device)
+            opened = functools.partial(stream.WeightStream, **(reader or {}))
+            now = plan = stream.plan(pack, budget=memory_budget, device=device, reserved=needed)
+            if share is not None:  # and a cache of one page, to try it out
+                needed |= {"kv": needs(config, kv=kv, context=PAGE)["kv"]}
+                least = stream.plan(pack, budget=memory_budget, device=device, reserved=needed).minimum
+                now = stream.plan(pack, budget=share(least), device=device, reserved=needed)
+            weights = Streamed(
+                opened(pack, now, progress=progress),
+                device,
+                budget=None if memory_budget is None else plan.budget,
+                whole=functools.partial(opened, plan=plan, verify=False),  # it was, when it was first read
+            )
     except BaseException:
         pack.close()
         raise

@@ -57,7 +57,7 @@ def load(
     check_load(dtype, context, threads, memory_budget, kv, device)
     options = {"dtype": dtype, "kv": kv, "context": context, "device": device}
 
-    def opened(name, progress, *, beside=None, whole=False):
+    def opened(name, progress, *, draft=False, beside=None, share=None):
         from .loader import load_model
         from .memory import size_in_memory
 
@@ -65,10 +65,15 @@ def load(
             import torch
 
             torch.set_num_threads(threads)
-        if whole or memory_budget is None:
+        if memory_budget is None:
             return load_model(name, progress=progress, **options)
-        reserved = {"draft": size_in_memory(beside, dtype=dtype, kv=kv, context=context)} if beside else {}
-        return load_model(name, progress=progress, memory_budget=memory_budget, reserved=reserved, **options)
+        size = lambda model: size_in_memory(model, dtype=dtype, kv=kv, context=context)
+        if draft:  # in memory as a whole
+            if share is not None:
+                share(size(name))
+            return load_model(name, progress=progress, **options)
+        budgeted = {"memory_budget": memory_budget, "reserved": {"draft": size(beside)} if beside else {}}
+        return load_model(name, progress=progress, share=share, **budgeted, **options)
 
     settings = {"dtype": dtype, "context": context, "kv": kv}
     settings |= {"device": device, "threads": threads, "memory_budget": memory_budget}
@@ -103,12 +108,15 @@ class Pair:
         roles = [(role, name) for role, name in (("target", target), ("draft", draft)) if name is not None]
         progress = Progress(tell, [_size(name) for _, name in roles])
         beside = _name(draft) if draft is not None else self._draft_name()
+        share = self._share if self._target.version is not None and self.budget is not None else None
         start = time.perf_counter()
 
         def job(index, role, name):
             if callable(name):
                 return lambda: Version(*name(), _name(name))
-            more = {"whole": True} if role == "draft" else {"beside": beside}
+            more = {"beside": beside, "share": share}
+            if role == "draft":
+                more = {"draft": True, "share": share if target is None else None}
             return lambda: Version(*self._opened(name, progress.of(index), **more), str(name))
 
         def by_role(versions):
@@ -126,6 +134,11 @@ class Pair:
 
         jobs = [job(i, *role) for i, role in enumerate(roles)]
         return Loading(jobs, prepare, install, Version.close, progress)
+
+    def _share(self, least):
+        """So many bytes of the budget, or more, for a model that comes beside the one that runs."""
+        with self._target.lock:
+            return self.pressure.share(least)
 
     def _draft_name(self):
         return self._draft.version.name if self._draft.version is not None else None
@@ -201,27 +214,28 @@ class Pair:
             except BaseException:
                 loading.cancel()  # nothing if it is over; an interrupt of this thread ends the loading
                 loading.join()
+                with self._target.lock:
+                    if not self._closed:
+                        self.pressure.settle()
                 raise
             finally:
-                self._latest = self._loading
+                self._latest, self.pressure.promised = self._loading, 0
 
     def _draft_is_gone(self):
         """Its memory was needed (pressure.py)."""
         self.draft = "none"
 
     def _exchange(self, target, draft, draft_version):
-        old = []
         with self._target.lock, self._draft.lock:
             self._check_open()
-            if target is not None:
-                old.append(self._target.put(target))
             if draft is not None:
-                old.append(self._draft.put(draft_version))
+                _close(self._draft.put(draft_version))
                 self.draft = draft if isinstance(draft, str) else "model"
+            if target is not None:
+                _close(self._target.put(target))
             self.generation += 1
-        for version in old:
-            if version is not None:
-                version.close()
+            if target is not None:
+                self.pressure.settle()
 
     def close(self) -> None:
         """Gives back memory, files and threads. Ends a loading; running requests raise PairClosed. Twice is fine."""
@@ -229,11 +243,9 @@ class Pair:
         loading = self._latest
         loading.cancel()
         with self._target.lock, self._draft.lock:
-            old = self._target.put(None), self._draft.put(None)
+            _close(self._target.put(None))
+            _close(self._draft.put(None))
             self.generation += 1
-        for version in old:
-            if version is not None:
-                version.close()
         loading.join()
 
     def _check_open(self):
@@ -329,6 +341,11 @@ class Pair:
     def encode(self, prompt, options: Options) -> list[int]:
         """The prompt as token ids. Raises PromptError if there are none or they leave no room for an answer."""
         return prompt_ids(prompt, options.chat, self._version, self.context)
+
+
+def _close(version: Version | None) -> None:
+    if version is not None:
+        version.close()
 
 
 def _name(model) -> str:

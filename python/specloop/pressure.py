@@ -44,6 +44,7 @@ class Pressure:
     def __init__(self, target, draft, draft_gone):
         self._target, self._draft, self._draft_gone = target, draft, draft_gone
         self._guards, self._guards_lock = weakref.WeakSet(), threading.Lock()
+        self.promised = 0  # bytes of the budget for what is being loaded
         self._steps = {
             "kv pages": lambda: self._of_model("drop_spare"),
             "lookup index": self._drop_lookups,
@@ -91,12 +92,38 @@ class Pressure:
                     f"{max(0, budget - used)} are left; end other requests, or choose a smaller context"
                 )
 
+    def share(self, least) -> int:
+        """Promises all that is free of the budget, after making room for ``least`` bytes, to a model that is to be
+        loaded: no step is taken for it that running requests would miss. Raises BudgetError.
+        """
+        model = self._target.get().model
+        while (free := model.budget - self.used(model)) < least:
+            if not self._shrink():
+                raise BudgetError(
+                    f"memory_budget: another model needs {least} bytes at least beside the one that is running, and of "
+                    f"{model.budget} bytes {max(0, free)} are left; close the pair and load anew"
+                )
+        self.promised = free
+        return free
+
+    def settle(self) -> None:
+        """The loading is over: the target takes all that the budget leaves to it, which may be less than at first."""
+        model, promised, self.promised = self._target.get().model, self.promised, 0
+        if promised:
+            model.grow()
+            while self.used(model) > model.budget and self._shrink():
+                pass
+
+    def _shrink(self):
+        """A step that slows passes down, if at all. Whether there was one."""
+        return any(self._steps[name]() for name in ("kv pages", "prefetch", "resident blocks"))
+
     def used(self, model) -> int:
         """Bytes that the budget counts, now."""
         caches = sum(seat.nbytes for place in (self._target, self._draft) for seat in place.seats())
         draft = self._draft.version.model if self._draft.version is not None else None
         models = sum(m.memory_nbytes for m in (model, draft) if m is not None)
-        return models + caches + sum(index_nbytes(guard.draft) for guard in self._guarded())
+        return self.promised + models + caches + sum(index_nbytes(guard.draft) for guard in self._guarded())
 
     def release(self, seat) -> int:
         """Takes the first step that frees something and returns the bytes; 0 if there is nothing left to free."""

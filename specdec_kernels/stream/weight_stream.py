@@ -108,6 +108,11 @@ class WeightStream:
         for index, tensors in blocks.items():
             self._resident[index] = LoadedBlock(index, self.pack.blocks[index].name, tensors, None, 0)
 
+    @property
+    def mapped(self):
+        """Whether the blocks are pages of the file, which the system can take back when memory is short."""
+        return self._mapping is not None
+
     def blocks(self, order=None):
         """An iterator over the blocks of one pass, as :class:`LoadedBlock`.
 

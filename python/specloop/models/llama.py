@@ -275,6 +275,11 @@ class Llama:
             self._forget_passes()  # they keep the weights that they use
         return freed
 
+    def grow(self):
+        """Takes all of its budget again, after others had a part of it."""
+        self._forget_passes()
+        self.weights.grow()
+
     def _forget_passes(self):
         for pages in self._pages:
             pages.passes.clear()

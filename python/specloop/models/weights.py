@@ -88,7 +88,7 @@ class Resident:
     def drop_slot(self):
         return 0
 
-    drop_block = drop_slot
+    drop_block = grow = drop_slot
 
     def close(self):
         self.embedding = self.norm = self.head = None
@@ -98,11 +98,13 @@ class Resident:
 class Streamed:
     """Weights of an open :class:`specdec_kernels.stream.WeightStream`, which it closes in the end.
 
-    The blocks are named as ``specloop.convert`` names them: "layer.0", "layer.1", ..., "head.0", ...
+    The blocks are named as ``specloop.convert`` names them: "layer.0", "layer.1", ..., "head.0", ... ``whole(pack)``
+    opens the stream that ``grow`` puts in the place of this one, which has less memory than its budget allows.
     """
 
-    def __init__(self, stream, device="cpu"):
-        self.stream, self.device = stream, torch.device(device)
+    def __init__(self, stream, device="cpu", *, budget=None, whole=None):
+        self.stream, self.device, self.budget, self._whole = stream, torch.device(device), budget, whole
+        self._streamed_before = 0  # by streams that were here before
         pack = stream.pack
         self._layers = {index: int(name[6:]) for index, name in self._named(pack, "layer.")}
         self._body = [index for index in pack.order if index in self._layers]
@@ -130,18 +132,14 @@ class Streamed:
 
     @property
     def memory_nbytes(self):
-        """What resident blocks and slots take."""
+        """What resident blocks and slots take; not pages of a mapped file, which the system can take back."""
         stats = self.stream.stats
-        return stats.resident_bytes + stats.slots * stats.slot_bytes
+        return 0 if self.stream.mapped else stats.resident_bytes + stats.slots * stats.slot_bytes
 
     @property
     def streamed_bytes(self):
         """Of the streamed blocks that passes have used so far."""
-        return self.stream.stats.streamed_bytes
-
-    @property
-    def budget(self):
-        return self.stream.plan.budget
+        return self._streamed_before + self.stream.stats.streamed_bytes
 
     def drop_slot(self):
         """Gives up a slot, which makes the reader look less far ahead; one stays. Returns its bytes."""
@@ -150,6 +148,22 @@ class Streamed:
     def drop_block(self):
         """Makes a resident block stream. Returns its bytes."""
         return self.stream.drop_resident(1)
+
+    def grow(self):
+        """Takes all of the memory that the budget gives it, after it had less: its stream is opened anew.
+
+        Where that fails it is opened as it was. No pass may be under way.
+        """
+        if self._whole is None:
+            return
+        few = self.stream
+        few.close()
+        self._streamed_before += few.stats.streamed_bytes
+        with translated():
+            try:
+                self.stream = self._whole(few.pack)
+            except Exception:
+                self.stream = type(few)(few.pack, few.plan)
 
     def pieces(self, with_head):
         """As Resident's. Blocks in slots come one by one and without a key: another time they lie elsewhere."""
