@@ -42,6 +42,15 @@ def smallest(pack, context=128, draft=0):
         return stream.plan(opened, reserved=needs(CONFIG, kv="int8", context=context) | {"draft": draft}).minimum
 
 
+def with_slots_and_residents(pack, context=128, draft=0):
+    """A budget of which a plan with several slots and a resident block leaves nothing."""
+    reserved = needs(CONFIG, kv="int8", context=context) | {"draft": draft}
+    with stream.Pack.open(pack) as opened:
+        least = stream.plan(opened, reserved=reserved).minimum
+        plans = (stream.plan(opened, budget=least + more, reserved=reserved) for more in range(0, 300_000, 4096))
+        return next(plan.total_bytes for plan in plans if plan.slots > 1 and plan.resident)
+
+
 def failing(pair, times, error, after=0):
     """The target's passes run out of memory so many times, from the ``after``-th on."""
     model, left = pair.model, [after, times]
@@ -98,11 +107,7 @@ def test_every_step_in_order(pack):
     from specloop.memory import size_in_memory
 
     draft_size = size_in_memory(pack, dtype="int8", kv="int8", context=128)
-    with stream.Pack.open(pack) as opened:
-        reserved = needs(CONFIG, kv="int8", context=128) | {"draft": draft_size}
-        least = smallest(pack, draft=draft_size)
-        plans = (stream.plan(opened, budget=least + more, reserved=reserved) for more in range(0, 300_000, 4096))
-        budget = next(plan.budget for plan in plans if plan.slots > 1 and plan.resident)
+    budget = with_slots_and_residents(pack, draft=draft_size)
     with specloop.load(pack, pack, context=128, memory_budget=budget, k=3) as pair:
         plain = pair.generate(PROMPT, max_new_tokens=50, draft="none").tokens
         busy = pair.stream(PROMPT, max_new_tokens=50, draft="lookup")
@@ -218,10 +223,7 @@ def test_pages_that_can_not_be_had(monkeypatch):
 
 def test_a_second_request_makes_its_own_room(pack):
     """The budget has one cache of the whole context. Another one takes its place from what can be given back."""
-    one = needs(CONFIG, kv="int8", context=128)["kv"]
-    with stream.Pack.open(pack) as opened:
-        least = min(opened.blocks[index].nbytes for index in opened.order)
-    budget = smallest(pack) + one + 2 * least
+    budget = with_slots_and_residents(pack)
     with specloop.load(pack, "lookup", context=128, memory_budget=budget, k=2) as pair:
         plain = pair.generate(PROMPT, max_new_tokens=100, draft="none").tokens
         first, second = (pair.stream(PROMPT, max_new_tokens=100) for _ in range(2))

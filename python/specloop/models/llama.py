@@ -242,9 +242,11 @@ class Llama:
 
     @property
     def memory_nbytes(self):
-        """What it takes besides the caches in use: weights, buffers, spare pages."""
-        fixed = [*vars(self._buffers).values(), self._logits, self._rotary, self._slots]
-        return self.weights.memory_nbytes + self.spare_nbytes + sum(tensor.nbytes for tensor in fixed)
+        """What it takes besides the caches in use: weights, workspace, logits, spare pages."""
+        from ..memory import needs
+
+        fixed = needs(self.config, kv=self.kv, context=self.context, rows=self._chunk)
+        return self.weights.memory_nbytes + self.spare_nbytes + fixed["workspace"] + fixed["logits"]
 
     @property
     def spare_nbytes(self):
