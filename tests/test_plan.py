@@ -129,6 +129,18 @@ def test_reservations_that_are_none(reserved):
         plan(shape(1, 1), budget=PAGE, reserved=reserved)
 
 
+def test_reservations_are_a_dict():
+    with pytest.raises(TypeError, match="reserved: expected a dict of names and bytes, got int"):
+        plan(shape(1, 1), budget=PAGE, reserved=5)
+
+
+def test_a_pack_without_blocks():
+    made = plan(shape(), budget=10, reserved={"kv": 7})
+    assert made.total_bytes == made.minimum == 7 and made.resident == made.streamed == ()
+    with pytest.raises(BudgetError, match="at least 7 bytes, got 6"):
+        plan(shape(), budget=6, reserved={"kv": 7})
+
+
 @pytest.mark.parametrize("slots", [0, -1, 65, 1.0, True, "2"])
 def test_slots_that_are_none(slots):
     with pytest.raises(BudgetError, match="slots: expected None or an int from 1 to 64"):

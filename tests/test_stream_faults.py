@@ -386,6 +386,17 @@ def test_a_stream_opened_by_path_closes_its_file(model):
     assert descriptors_of() == descriptors
 
 
+def test_a_plan_of_another_pack(model, tmp_path):
+    path = model[0]
+    descriptors = descriptors_of()
+    with Pack.open(write_pack(tmp_path / "other.safetensors", 5)) as other:
+        made = plan_of(other, 2)
+    for wrong in (made, None, "plan"):
+        with pytest.raises(ValueError, match=r"plan: expected one that was made of .*model.safetensors, got another"):
+            WeightStream(path, wrong)
+    assert descriptors_of() == descriptors
+
+
 # Forks.
 
 

@@ -11,6 +11,7 @@ which can be worth more than it costs: the plan tries every number of them and k
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -111,7 +112,7 @@ def plan(pack, *, budget=None, device="cpu", reserved=None, slots=None, host_bud
 
     Raises BudgetError if a budget can't be kept; it names the smallest one that can, and what needs it.
     """
-    if not isinstance(pack, (str, os.PathLike, int)):
+    if not isinstance(pack, (str, bytes, os.PathLike, int)):
         return _plan_pack(pack, budget, torch.device(device), reserved, slots, host_budget)
     with Pack.open(pack) as opened:
         return _plan_pack(opened, budget, torch.device(device), reserved, slots, host_budget)
@@ -181,6 +182,8 @@ def _budget(name, value, device):
 def _reserved(reserved):
     if reserved is None:
         return {}
+    if not isinstance(reserved, Mapping):
+        raise TypeError(f"reserved: expected a dict of names and bytes, got {type(reserved).__name__}")
     for name, size in reserved.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise BudgetError(f"reserved[{name!r}]: expected a number of bytes >= 0, got {size!r}")
@@ -244,6 +247,6 @@ def _refusal(name, budget, minimum, device, sizes, reserved, slots):
         ("smallest budget", "", minimum),
         ("budget", f"on {device}", budget),
         ("weights, all", f"{len(sizes)} blocks", sum(sizes.values())),
-        ("largest block", "", max(sizes.values())),
+        ("largest block", "", max(sizes.values(), default=0)),
     ]
     return f"{name}: expected at least {minimum} bytes, got {budget}\n{table(rows)}"

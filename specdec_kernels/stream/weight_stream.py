@@ -20,6 +20,7 @@ from .errors import StreamError
 from .loads import Loads
 from .memory_rows import MemoryRows
 from .pack import Pack
+from .plan import Plan
 from .resident import loaded_blocks, mapped_blocks
 from .slots import Slots, windows
 from .stats import StreamStats
@@ -77,7 +78,10 @@ class WeightStream:
             raise
 
     def _open(self, verify, progress, poison, pin, device, options):
-        plan, self._peak_bytes = self.plan, self.plan.resident_bytes
+        plan = self.plan
+        if not isinstance(plan, Plan) or plan.sizes != {i: self.pack.blocks[i].nbytes for i in self.pack.order}:
+            raise ValueError(f"plan: expected one that was made of {self.pack.path}, got another")
+        self._peak_bytes = plan.resident_bytes
         if plan.mapped:
             self._mapping, blocks = mapped_blocks(self.pack, plan, verify, progress)
             if self._mapping is not None:
