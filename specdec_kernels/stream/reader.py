@@ -29,12 +29,12 @@ from .preads import Preads, pread
 log = logging.getLogger("specdec_kernels.stream")
 
 ENGINES = ("io_uring", "direct", "buffered")
-PIECE = 2 << 20  # bytes of one read
-THREADS = {"direct": 8, "buffered": 2}
+PIECES = {"io_uring": 2 << 20, "direct": 2 << 20, "buffered": 4 << 20}  # bytes of one read
+THREADS = {"direct": 8, "buffered": 1}  # the page cache reads ahead by itself, for one reader at a time
 DEPTH = 16  # reads that io_uring has under way
 LEAST = 64 << 10  # bytes of a piece under a limit
 SIGNALS = 0.1  # seconds; a wait that is longer looks for signals so often
-SLICE = 0.01  # seconds of the limit that one piece may take, so that the bytes come evenly
+SLICE = 0.01  # seconds of a limit that one piece may take
 
 
 class Reader:
@@ -57,7 +57,8 @@ class Reader:
         self._threads = None if threads is None else _count("threads", threads, 256)
         self._depth = DEPTH if depth is None else _count("depth", depth, 1024)
         self._limit = None if limit is None else parse_bytes(limit, "limit")
-        self._piece = _piece(PIECE if piece is None else piece, self._limit)
+        if piece is not None:
+            _check_piece(piece)
         self._pread, self._pid = pread, os.getpid()
         self.files, self._descriptors = tuple(files), Descriptors(files)
         self._busy = {}  # batch -> the memory that may still be written to
@@ -66,6 +67,7 @@ class Reader:
         except BaseException:
             self._descriptors.close()
             raise
+        self._piece = _under(self._limit, PIECES[self.engine] if piece is None else piece)
         self._before = self._reads.counters()
         self._shut = weakref.finalize(self, _shut, self._pid, self._reads, self._descriptors, self._busy)
         _readers.add(self)
@@ -308,12 +310,14 @@ def _count(name, value, most):
     return value
 
 
-def _piece(size, limit):
+def _check_piece(size):
     if isinstance(size, bool) or not isinstance(size, int) or size % PAGE or not PAGE <= size <= 1 << 30:
         raise ValueError(f"piece: expected a multiple of {PAGE} from {PAGE} to {1 << 30}, got {size!r}")
-    if limit is not None:
-        size = min(size, max(LEAST, int(limit * SLICE) // PAGE * PAGE))
-    return size
+
+
+def _under(limit, size):
+    """The bytes of a piece, fewer under a low limit, so that they come evenly."""
+    return size if limit is None else min(size, max(LEAST, int(limit * SLICE) // PAGE * PAGE))
 
 
 # ---- the end of a reader, and forks -----------------------------------------------------------------
