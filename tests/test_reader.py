@@ -361,7 +361,7 @@ def test_c56_after_a_fork(engine, model):
     file, data = model
     memory = aligned_empty(data.numel())
     with Reader([file], engine=engine, piece=16 * PAGE) as reader:
-        for _ in range(8):
+        for _ in range(4):
             memory.zero_()
             ticket = reader.submit(whole(data), memory)
             child = os.fork()
