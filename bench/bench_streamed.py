@@ -69,7 +69,7 @@ class Marked:
 def timed(model, ids, tokens, draft, controller):
     """Decodes; from the second round to the last: seconds per token, tokens per pass, bytes per pass."""
     request = Request(list(ids), len(ids) + tokens)
-    cache, model.eos_ids = model.new_cache(request.limit), frozenset()
+    cache = model.new_cache(request.limit)
     stats = lambda: model.weights.stream.stats
     marked = Marked(controller, lambda: (time.perf_counter(), len(request.ids), stats()))
     for _ in decode(model, cache, request, GuardedDraft(draft, model.vocab_size, ()), marked):
