@@ -18,7 +18,10 @@ FOLDER, MODEL, IN_PLACE = "test_huggingface.py", "test_streamed_model.py", "test
 SWAP, SWAP_STREAMED, PRESSURE, KILLED = (f"test_{x}.py" for x in ("swap", "swap_streamed", "pressure", "killed"))
 DRAFT = "test_model_draft.py"
 
-EVERY_SOURCE = [(STREAM, "test_report_4_the_same_bits_whatever_reads_them"), (UPLOADS, "test_every_kind_of_host_memory")]
+EVERY_SOURCE = [
+    (STREAM, "test_report_4_the_same_bits_whatever_reads_them"),
+    (UPLOADS, "test_every_kind_of_host_memory"),
+]
 
 REPORTS = {
     # A. Order and waiting
@@ -69,26 +72,30 @@ REPORTS = {
         (STREAM, "test_report_9_a_tied_matrix_is_read_once"),
         (MODEL, "test_a_pass_reads_every_streamed_byte_once_whatever_its_rows"),
     ),
-    "B14": ("accelerate 4083: weights are known by file and place, never by an address; equal shapes are in every model",),
+    "B14": (
+        "accelerate 4083: weights are known by file and place, never by an address; equal shapes are in every model",
+    ),
     "B15": ("transformers 46749", (FOLDER, "test_b15_ties"), (FOLDER, "test_b15_equal_heads_give_the_same_logits")),
     "B16": ("accelerate 1941, OpenRLHF 723", (FOLDER, "test_b16_buffers_that_are_computed")),
     "B17": (
         "compressed-tensors 731: whatever a block holds counts, in its own type",
-        (PACK, "test_c19_every_dtype_comes_back"),
+        (WRITER, "test_c19_every_dtype_comes_back"),
         (PLAN, "test_a_budget_is_kept_and_the_smallest_one_is_exact"),
     ),
     "B19": (
         "accelerate 454, 460, 461, 4151",
-        (PACK, "test_c19_every_dtype_comes_back"),
+        (WRITER, "test_c19_every_dtype_comes_back"),
         (FOLDER, "test_b19_weights_of_every_float"),
         (FOLDER, "test_b19_other_types_are_refused"),
     ),
-    "B20": ("vllm prefetch", (PACK, "test_c19_every_dtype_comes_back")),
-    "B23": ("diffusers 13276: blocks are bytes in a slot; an Int8Weight is two views of it and a tensor subclass is refused",),
+    "B20": ("vllm prefetch", (WRITER, "test_c19_every_dtype_comes_back")),
+    "B23": (
+        "diffusers 13276: blocks are bytes in a slot; an Int8Weight is two views of it and a tensor subclass is refused",
+    ),
     # C. Files
     "C24": (
         "vmlx-swift 217",
-        (SAFETENSORS, "test_truncated_packs"),
+        (PACK, "test_truncated_packs"),
         (FOLDER, "test_c24_truncated"),
     ),
     "C25": (
