@@ -72,9 +72,7 @@ REPORTS = {
         (STREAM, "test_report_9_a_tied_matrix_is_read_once"),
         (MODEL, "test_a_pass_reads_every_streamed_byte_once_whatever_its_rows"),
     ),
-    "B14": (
-        "accelerate 4083: weights are known by file and place, never by an address; equal shapes are in every model",
-    ),
+    "B14": ("accelerate 4083: weights are known by file and place, never by an address of a tensor",),
     "B15": ("transformers 46749", (FOLDER, "test_b15_ties"), (FOLDER, "test_b15_equal_heads_give_the_same_logits")),
     "B16": ("accelerate 1941, OpenRLHF 723", (FOLDER, "test_b16_buffers_that_are_computed")),
     "B17": (
@@ -89,9 +87,7 @@ REPORTS = {
         (FOLDER, "test_b19_other_types_are_refused"),
     ),
     "B20": ("vllm prefetch", (WRITER, "test_c19_every_dtype_comes_back")),
-    "B23": (
-        "diffusers 13276: blocks are bytes in a slot; an Int8Weight is two views of it and a tensor subclass is refused",
-    ),
+    "B23": ("diffusers 13276: a block is bytes; an Int8Weight is two views of them, a tensor subclass is refused",),
     # C. Files
     "C24": (
         "vmlx-swift 217",
