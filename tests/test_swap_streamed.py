@@ -1,5 +1,6 @@
 """Versions that stream: files, threads and memory go with the old one, and every version is read from its own file."""
 
+import gc
 import os
 import threading
 from dataclasses import replace
@@ -111,6 +112,24 @@ def test_many_swaps_leave_nothing_behind(packs, streams):
         list(idle)
     assert (files(), threading.active_count()) == before
     assert not mapped(packs[0]) and not mapped(packs[1])
+
+
+def test_a_pair_that_is_dropped_leaves_nothing_behind(packs):
+    """Without close, and without waiting for the garbage collector."""
+    gc.collect()
+    before = files(), threading.active_count()
+    gc.disable()
+    try:
+        for _ in range(3):
+            pair = loaded(packs[0], room_for_two(packs[0]), k=3)
+            pair.generate(PROMPT, max_new_tokens=8)
+            request = pair.stream(PROMPT, max_new_tokens=8)
+            next(request)
+            assert len(files()) > len(before[0])
+            del pair, request
+            assert (files(), threading.active_count()) == before
+    finally:
+        gc.enable()
 
 
 def test_a_reload_reads_the_file_again(packs):

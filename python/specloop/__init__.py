@@ -17,6 +17,11 @@ _HOME = {
     "PromptError": "errors",
     "ModelError": "errors",
     "ModelFault": "errors",
+    "BudgetError": "errors",
+    "WeightsError": "errors",
+    "LoadCancelled": "errors",
+    "PairClosed": "errors",
+    "OutOfMemory": "errors",
 }
 
 __all__ = list(_HOME)

@@ -221,6 +221,10 @@ def summary(result) -> str:
         lines.append(f"speculation off: {s.off_reason}")
     if s.proposed and s.proposed < s.rounds:
         lines.append("fewer than one draft per round: the acceptance says little")
+    released = result.stats.memory.released
+    if released:
+        steps = ", ".join(f"{step['step']} ({step['bytes'] / 1e6:.1f} MB)" for step in released)
+        lines.append(f"memory was short; given back: {steps}")
     settings = result.stats.settings
     lines.append("settings: " + " ".join(f"{name}={value}" for name, value in settings.items()))
     return "\n".join(lines)

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-import weakref
 from collections.abc import Callable
 
-from .errors import PairClosed
-from .loading import Loading, Progress, Watched
 from .options import (
     Options,
     check_draft_model,
@@ -18,10 +14,9 @@ from .options import (
     is_model,
     resolve_aliases,
 )
-from .pressure import Pressure
 from .prompts import prompt_ids
+from .stage import Stage, opener
 from .streaming import Result, Stream
-from .versions import Place, Version, check_same_vocabulary, check_successor
 
 
 def load(
@@ -55,263 +50,17 @@ def load(
     if named:
         raise TypeError(f"load() got an unexpected option {next(iter(named))!r}")
     check_load(dtype, context, threads, memory_budget, kv, device)
-    options = {"dtype": dtype, "kv": kv, "context": context, "device": device}
-
-    def opened(name, progress, *, draft=False, beside=None, share=None):
-        from .loader import load_model
-        from .memory import size_in_memory
-
-        if threads:
-            import torch
-
-            torch.set_num_threads(threads)
-        if memory_budget is None:
-            return load_model(name, progress=progress, **options)
-        size = lambda model: size_in_memory(model, dtype=dtype, kv=kv, context=context)
-        if draft:  # in memory as a whole
-            if share is not None:
-                share(size(name))
-            return load_model(name, progress=progress, **options)
-        budgeted = {"memory_budget": memory_budget, "reserved": {"draft": size(beside)} if beside else {}}
-        return load_model(name, progress=progress, share=share, **budgeted, **options)
-
     settings = {"dtype": dtype, "context": context, "kv": kv}
     settings |= {"device": device, "threads": threads, "memory_budget": memory_budget}
+    opened = opener(**settings)
     return Pair(target, draft=draft, k=k, settings=settings, warm_up=True, progress=progress, opened=opened)
 
 
-class Pair:
+class Pair(Stage):
     """A loaded (or loading) target with its draft. May be used from several threads; every request has its own cache.
 
-    ``target``, ``draft``: names, or functions that return (model, tokenizer, chat template or None). Each is loaded
-    in a thread of its own by ``opened(name, progress, ...)``. ``warm_up``: the passes that rounds consist of are made
-    before it is ready, so that the first round takes no longer than others. A context manager: leaving it closes it.
+    ``ready``, ``cancel_load``, ``swap`` and ``close`` are those of :class:`Stage`.
     """
-
-    def __init__(self, target, *, draft="lookup", k="auto", settings=None, warm_up=False, progress=None, opened=None):
-        self.k = k
-        self.draft = draft if isinstance(draft, str) else "model"
-        self.settings = {"model": _name(target)} | (settings or {})
-        self.generation = 0  # how often something was exchanged
-        self.load_seconds: float | None = None
-        self._target, self._draft = Place(), Place()
-        self.pressure = Pressure(self._target, self._draft, weakref.WeakMethod(self._draft_is_gone))
-        self._warm_up, self._opened, self._closed = warm_up, opened, False
-        self._swapping = threading.Lock()
-        self._loading = self._start(target, draft if is_model(draft) else None, progress, self._first)
-        self._latest = self._loading  # or a swap's
-
-    # ---- loading -----------------------------------------------------------------------------------------------------
-
-    def _start(self, target, draft, tell, commit):
-        """Begins to load what is not None; ``commit(target version, draft version)``, None or loaded, if all fits."""
-        roles = [(role, name) for role, name in (("target", target), ("draft", draft)) if name is not None]
-        progress = Progress(tell, [_size(name) for _, name in roles])
-        beside = _name(draft) if draft is not None else self._draft_name()
-        share = self._share if self._target.version is not None and self.budget is not None else None
-        start = time.perf_counter()
-
-        def job(index, role, name):
-            if callable(name):
-                return lambda: Version(*name(), _name(name))
-            more = {"beside": beside, "share": share}
-            if role == "draft":
-                more = {"draft": True, "share": share if target is None else None}
-            return lambda: Version(*self._opened(name, progress.of(index), **more), str(name))
-
-        def by_role(versions):
-            found = dict(zip((role for role, _ in roles), versions, strict=True))
-            return found.get("target"), found.get("draft")
-
-        def prepare(versions):
-            self._check(*by_role(versions))
-            for (role, _), version in zip(roles, versions, strict=True):
-                self._make_ready(version, Watched(version.model, progress), role)
-
-        def install(versions):
-            commit(*by_role(versions))
-            self.load_seconds = time.perf_counter() - start
-
-        jobs = [job(i, *role) for i, role in enumerate(roles)]
-        return Loading(jobs, prepare, install, Version.close, progress)
-
-    def _share(self, least):
-        """So many bytes of the budget, or more, for a model that comes beside the one that runs."""
-        with self._target.lock:
-            return self.pressure.share(least)
-
-    def _draft_name(self):
-        return self._draft.version.name if self._draft.version is not None else None
-
-    def _check(self, target, draft):
-        """Raises OptionError unless the two fit each other and what they replace."""
-        before = self._target.version
-        if target is not None and before is not None:
-            check_successor(target, before, self.settings.get("context"))
-        if draft is not None:
-            check_same_vocabulary("draft", draft, target or before)
-
-    def _make_ready(self, version, model, role):
-        from .controller import measure_costs, warm_up
-
-        if role == "draft":
-            version.costs = measure_costs(model, 2)
-        elif self._warm_up and self.draft != "none" and self.k == "auto":
-            version.costs = measure_costs(model)
-        elif self._warm_up:
-            warm_up(model, 1, 1 if self.draft == "none" else self.k + 1)
-
-    def _first(self, target, draft):
-        self._target.version, self._draft.version = target, draft
-
-    def ready(self, timeout: float | None = None) -> bool:
-        """Waits until all is loaded (at most ``timeout`` seconds): whether it is. Raises what loading raised."""
-        return self._loading.wait(timeout)
-
-    def cancel_load(self) -> bool:
-        """Ends a loading, or a swap, that is under way: what waits for it raises LoadCancelled at once.
-
-        The loading threads end within a piece of a few MB. False if nothing was loading. From any thread.
-        """
-        return self._latest.cancel()
-
-    def swap(self, *, target=None, draft=None, progress: Callable[[float], None] | None = None) -> None:
-        """Exchanges the target, the draft or both, while requests run.
-
-        The new ones are loaded and validated first; what goes wrong is raised here and changes nothing. Then they take
-        the old ones' place between two rounds, and the old ones' memory, files and threads are given back.
-
-        A stream keeps the tokens that it has (with the rest of its round, which the old target has verified) and goes
-        on with what the new target says after them: its caches are filled anew from the committed ids, so that it is
-        the text of a new request whose prompt they are. ``generate``, of which nobody has seen a token, begins again
-        with the new target: what it returns is always the text of one version. A request that starts after the swap is
-        what a fresh load of the new version makes. No exchange of a draft changes a token of greedy text.
-
-        ``target``: as of :func:`load`, with the same vocabulary (by content) and no smaller context than the old one.
-        ``draft``: as of :func:`load`; requests that chose "lookup" or "none" keep it. Both versions are in memory
-        until the old one is gone, each within the budget. Raises OptionError, what loading raises, and LoadCancelled.
-        """
-        if target is None and draft is None:
-            raise TypeError("swap() expects a target or a draft")
-        if draft is not None and not callable(draft):
-            draft = check_draft_model(draft)
-        self.ready()
-        with self._swapping:
-            self._check_open()
-
-            def commit(new_target, new_draft):
-                self._exchange(new_target, draft, new_draft)
-                if target is not None:
-                    self.settings = self.settings | {"model": _name(target)}
-
-            model = draft if draft is not None and is_model(draft) else None
-            if target is None and model is None:
-                commit(None, None)
-                return
-            self._latest = loading = self._start(target, model, progress, commit)
-            try:
-                loading.wait()
-            except BaseException:
-                loading.cancel()  # nothing if it is over; an interrupt of this thread ends the loading
-                loading.join()
-                with self._target.lock:
-                    if not self._closed:
-                        self.pressure.settle()
-                raise
-            finally:
-                self._latest, self.pressure.promised = self._loading, 0
-
-    def _draft_is_gone(self):
-        """Its memory was needed (pressure.py)."""
-        self.draft = "none"
-
-    def _exchange(self, target, draft, draft_version):
-        with self._target.lock, self._draft.lock:
-            self._check_open()
-            if draft is not None:
-                _close(self._draft.put(draft_version))
-                self.draft = draft if isinstance(draft, str) else "model"
-            if target is not None:
-                _close(self._target.put(target))
-            self.generation += 1
-            if target is not None:
-                self.pressure.settle()
-
-    def close(self) -> None:
-        """Gives back memory, files and threads. Ends a loading; running requests raise PairClosed. Twice is fine."""
-        self._closed = True
-        loading = self._latest
-        loading.cancel()
-        with self._target.lock, self._draft.lock:
-            _close(self._target.put(None))
-            _close(self._draft.put(None))
-            self.generation += 1
-        loading.join()
-
-    def _check_open(self):
-        if self._closed:
-            raise PairClosed("the pair is closed")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.close()
-
-    # ---- what is loaded ----------------------------------------------------------------------------------------------
-
-    @property
-    def _version(self) -> Version:
-        self.ready()
-        return self._target.get()
-
-    @property
-    def model(self):
-        return self._version.model
-
-    @property
-    def tokenizer(self):
-        return self._version.tokenizer
-
-    @property
-    def chat_template(self) -> str | None:
-        return self._version.chat_template
-
-    @property
-    def context(self) -> int:
-        """Most tokens of a request, prompt and answer together."""
-        return min(self.model.context, self.settings.get("context", self.model.context))
-
-    @property
-    def costs(self) -> list[float]:
-        """Seconds of a pass over 1..9 rows, measured once: by the warm-up if ``k`` is "auto", else on first use."""
-        from .controller import measure_costs
-
-        version = self._version
-        with self._target.lock:
-            if version.costs is None:
-                version.costs = measure_costs(version.model)
-            return version.costs
-
-    @property
-    def budget(self) -> int | None:
-        """Bytes that were asked for, or None."""
-        return getattr(self.model, "budget", None) if self.settings.get("memory_budget") is not None else None
-
-    @property
-    def draft_cost(self) -> float:
-        """Seconds per token that the draft model proposes; 0 where the draft is none."""
-        version = self._draft.version
-        return version.costs[0] if version is not None else 0.0
-
-    def seat(self, capacity):
-        """For a request of so many tokens: the target with a cache."""
-        return self._target.seat(capacity, self.pressure)
-
-    def draft_seat(self, capacity):
-        return self._draft.seat(capacity)
-
-    # ---- requests ----------------------------------------------------------------------------------------------------
 
     def generate(self, prompt, *, cancel=None, **options) -> Result:
         """The whole text. ``prompt``: a string, chat messages (list of {"role", "content"}), or token ids.
@@ -341,26 +90,6 @@ class Pair:
     def encode(self, prompt, options: Options) -> list[int]:
         """The prompt as token ids. Raises PromptError if there are none or they leave no room for an answer."""
         return prompt_ids(prompt, options.chat, self._version, self.context)
-
-
-def _close(version: Version | None) -> None:
-    if version is not None:
-        version.close()
-
-
-def _name(model) -> str:
-    return "model" if callable(model) else str(model)
-
-
-def _size(name) -> int:
-    """Bytes on disk, to weigh progress by; anything where that can't be said."""
-    from .formats.locate import find_model
-
-    try:
-        path = find_model(name)
-        return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.stat().st_size
-    except Exception:  # the load itself will say what is wrong
-        return 1
 
 
 _lock = threading.Lock()

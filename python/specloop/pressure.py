@@ -23,6 +23,14 @@ import weakref
 
 from .errors import BudgetError, OutOfMemory
 
+# In order: name -> the model's method, where it is the target that gives something back.
+STEPS = {
+    "kv pages": "drop_spare",
+    "lookup index": None,
+    "prefetch": "drop_slot",
+    "resident blocks": "drop_block",
+    "draft": None,
+}
 GONE = "its memory was needed"
 _MESSAGES = re.compile(r"out of memory|(can't|cannot|unable to) allocate|not enough memory|bad_alloc", re.IGNORECASE)
 
@@ -45,13 +53,6 @@ class Pressure:
         self._target, self._draft, self._draft_gone = target, draft, draft_gone
         self._guards, self._guards_lock = weakref.WeakSet(), threading.Lock()
         self.promised = 0  # bytes of the budget for what is being loaded
-        self._steps = {
-            "kv pages": lambda: self._of_model("drop_spare"),
-            "lookup index": self._drop_lookups,
-            "prefetch": lambda: self._of_model("drop_slot"),
-            "resident blocks": lambda: self._of_model("drop_block"),
-            "draft": self._drop_draft,
-        }
 
     def watch(self, guarded) -> None:
         """A running request's draft, which may have an index."""
@@ -116,7 +117,7 @@ class Pressure:
 
     def _shrink(self):
         """A step that slows passes down, if at all. Whether there was one."""
-        return any(self._steps[name]() for name in ("kv pages", "prefetch", "resident blocks"))
+        return any(self._step(name) for name in ("kv pages", "prefetch", "resident blocks"))
 
     def used(self, model) -> int:
         """Bytes that the budget counts, now."""
@@ -127,8 +128,8 @@ class Pressure:
 
     def release(self, seat) -> int:
         """Takes the first step that frees something and returns the bytes; 0 if there is nothing left to free."""
-        for name, step in self._steps.items():
-            freed = step()
+        for name in STEPS:
+            freed = self._step(name)
             if freed:
                 if seat.released and seat.released[-1]["step"] == name:
                     seat.released[-1]["bytes"] += freed
@@ -137,8 +138,13 @@ class Pressure:
                 return freed
         return 0
 
-    def _of_model(self, step):
-        step = getattr(self._target.get().model, step, None)
+    def _step(self, name):
+        """Takes the step once and returns the bytes that it freed."""
+        if name == "lookup index":
+            return self._drop_lookups()
+        if name == "draft":
+            return self._drop_draft()
+        step = getattr(self._target.get().model, STEPS[name], None)
         return 0 if step is None else step()
 
     def _guarded(self):

@@ -33,6 +33,8 @@ class PackFile:
     later stays readable, with its old content; one that is written to is not the file that was checked any more.
     """
 
+    fd = -1  # until it is open
+
     def __init__(self, source):
         """``source``: a path, or a descriptor, which is duplicated."""
         if isinstance(source, int) and not isinstance(source, bool):
@@ -92,6 +94,9 @@ class PackFile:
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
+
+    def __del__(self):
+        self.close()
 
     def __enter__(self):
         return self

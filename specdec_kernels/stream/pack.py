@@ -131,6 +131,7 @@ class Pack:
         assert done == len(view)
 
     def close(self):
+        self._rows.clear()  # each has a method of this pack
         for file in self.files:
             file.close()
 

@@ -191,3 +191,5 @@ class Streamed:
     def close(self):
         self.stream.close()
         self.stream.pack.close()
+
+    __del__ = close
