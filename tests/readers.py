@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_kernels.stream.preads import pread
+from specdec_kernels.stream.files import pread
 
 
 class OpenFile:

@@ -266,7 +266,7 @@ class TestReading:
             view[: len(piece)] = piece
             return len(piece)
 
-        monkeypatch.setattr(files, "_pread", short)
+        monkeypatch.setattr(files, "pread", short)
         with self.data(tmp_path) as file:
             memory = bytearray(70_000)
             file.read_into(memory, 30_000)
@@ -280,7 +280,7 @@ class TestReading:
         def broken(*_):
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(files, "_pread", broken)
+        monkeypatch.setattr(files, "pread", broken)
         with self.data(tmp_path) as file, pytest.raises(StreamError, match="byte 7 failed: Input/output error"):
             file.read_into(bytearray(5), 7)
 

@@ -16,7 +16,8 @@ namespace sk {
 namespace {
 
 constexpr int64_t kPage = 4096;
-constexpr double kCredit = 0.1;  // as CREDIT in batch.py
+constexpr int64_t kFolio = int64_t{2} << 20;  // as FOLIO in preads.py
+constexpr double kCredit = 0.1;               // as CREDIT in batch.py
 constexpr uint64_t kNews = ~uint64_t{0}, kTimer = kNews - 1;
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -178,7 +179,10 @@ class UringState : public std::enable_shared_from_this<UringState> {
     Read& read = slots_[slot];
     const int64_t offset = read.piece.offset + read.done;
     if (result > 0) {
-      if (!read.direct()) posix_fadvise(read.piece.buffered, offset, result, POSIX_FADV_DONTNEED);
+      if (!read.direct()) {
+        const int64_t start = offset / kFolio * kFolio;
+        posix_fadvise(read.piece.buffered, start, offset + result - start, POSIX_FADV_DONTNEED);
+      }
       bytes_ += result;
       read.done += result;
     }

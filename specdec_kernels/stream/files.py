@@ -73,7 +73,7 @@ class PackFile:
         view, done = memoryview(memory), 0
         while done < len(view):
             try:
-                n = _pread(self.fd, view[done : done + CUT], offset + done)
+                n = pread(self.fd, view[done : done + CUT], offset + done)
             except OSError as error:
                 raise StreamError(f"{self.path}: reading at byte {offset + done} failed: {error.strerror}") from error
             if n == 0:
@@ -121,13 +121,14 @@ def _path_of(fd):
 
 if hasattr(os, "preadv"):
 
-    def _pread(fd, view, offset):
+    def pread(fd, view, offset):
+        """Reads up to len(view) bytes at ``offset`` into ``view``; how many, 0 at the end of the file."""
         return os.preadv(fd, [view], offset)
 
 else:  # Windows: no positional reads, so one thread at a time moves the position
     _one_at_a_time = threading.Lock()
 
-    def _pread(fd, view, offset):
+    def pread(fd, view, offset):
         with _one_at_a_time:
             os.lseek(fd, offset, os.SEEK_SET)
             data = os.read(fd, len(view))

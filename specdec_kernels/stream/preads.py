@@ -15,23 +15,8 @@ from collections import deque
 from .batch import Failure, Pace
 from .memory import PAGE
 
+FOLIO = 2 << 20  # the page cache holds up to so much in one, and drops it only as a whole: with whoever reads its end
 AGAIN = (errno.EINTR, errno.EAGAIN)
-
-if hasattr(os, "preadv"):
-
-    def pread(fd, view, offset):
-        """Reads up to len(view) bytes at ``offset`` into ``view``; how many, 0 at the end of the file."""
-        return os.preadv(fd, [view], offset)
-
-else:  # a system without positional reads: one thread at a time moves the position
-    _position = threading.Lock()
-
-    def pread(fd, view, offset):
-        with _position:
-            os.lseek(fd, offset, os.SEEK_SET)
-            data = os.read(fd, len(view))
-        view[: len(data)] = data
-        return len(data)
 
 
 class Batch:
@@ -55,17 +40,17 @@ class Batch:
 
 
 class Preads:
-    """``threads`` threads; ``read(fd, view, offset)`` does what :func:`pread` does; ``drop_behind``: what was read
-    through the page cache leaves it."""
+    """``threads`` threads; ``read(fd, view, offset)`` does what :func:`.files.pread` does. What was read through the
+    page cache leaves it."""
 
-    def __init__(self, threads, limit, read=pread, drop_behind=True):
+    def __init__(self, threads, limit, read):
         self.lock = threading.Lock()
         self.landed, self._work = threading.Condition(self.lock), threading.Condition(self.lock)
         self._queue = deque()  # (batch, piece)
         self._reading = 0  # pieces taken from the queue and not landed yet
         self._pauses, self._stopped = 0, False
         self._pace, self._read = Pace(limit), read
-        self._drop = getattr(os, "posix_fadvise", None) if drop_behind else None
+        self._drop = getattr(os, "posix_fadvise", None)
         self._bytes, self._seconds, self._since = 0, 0.0, None
         self._turn = threading.Lock()  # who has it looks for work
         self._threads = [threading.Thread(target=self._run, name="weight-reader", daemon=True) for _ in range(threads)]
@@ -173,9 +158,11 @@ class Preads:
                     return done, Failure(piece.file, piece.offset + done, error.errno)
                 if count == 0:
                     return done, Failure(piece.file, piece.offset + done, 0)
-                if self._drop is not None and fd == piece.buffered:
-                    self._drop(fd, piece.offset + done, count, os.POSIX_FADV_DONTNEED)
                 done += count
+                if self._drop is not None and fd == piece.buffered:
+                    end = piece.offset + done
+                    start = (end - count) // FOLIO * FOLIO
+                    self._drop(fd, start, end - start, os.POSIX_FADV_DONTNEED)
         except BaseException as error:  # whatever a read raises, somebody waits for this piece
             return done, Failure(piece.file, piece.offset + done, getattr(error, "errno", None) or errno.EIO)
         return done, None

@@ -22,9 +22,10 @@ import torch
 from .. import native
 from .batch import Piece
 from .errors import StreamError
+from .files import pread as read_at
 from .limits import parse_bytes
 from .memory import PAGE, aligned_empty
-from .preads import Preads, pread
+from .preads import Preads
 
 log = logging.getLogger("specdec_kernels.stream")
 
@@ -163,14 +164,10 @@ class Reader:
     def _start(self, name):
         """An engine that has proved that it can read the files, or OSError."""
         if name == "buffered":
-            return Preads(self._threads or THREADS[name], self._limit, self._pread or pread)
+            return self._preads(name)
         self._descriptors.open_direct(self.files)
         try:
-            reads = (
-                self._uring()
-                if name == "io_uring"
-                else Preads(self._threads or THREADS[name], self._limit, self._pread or pread)
-            )
+            reads = self._uring() if name == "io_uring" else self._preads(name)
             try:
                 self._probe(reads)
             except BaseException:
@@ -180,6 +177,9 @@ class Reader:
         except BaseException:
             self._descriptors.close_direct()
             raise
+
+    def _preads(self, name):
+        return Preads(self._threads or THREADS[name], self._limit, self._pread or read_at)
 
     def _uring(self):
         if self._pread is not None:
