@@ -429,7 +429,7 @@ def test_the_limit(engine, tmp_path):
 @pytest.mark.parametrize("shift", [0, 3])
 def test_c47_what_was_read_is_not_in_the_page_cache(engine, tmp_path, shift):
     """Blocks that end anywhere, and, with a shift, that are no pages, so that all engines go through the cache."""
-    size, block = 16 << 20, 700 * PAGE
+    size, block = 64 << 20, 700 * PAGE  # in long files the page cache holds pieces of 2 MB, which go only as a whole
     data = write_bytes(tmp_path / "model", size + 5)
     file = OpenFile(tmp_path / "model")
     os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -440,7 +440,7 @@ def test_c47_what_was_read_is_not_in_the_page_cache(engine, tmp_path, shift):
         for i, offset in enumerate(range(0, size - block, block)):
             reader.submit([Range(0, offset + shift, block, 0)], memories[i % 2]).wait()
             assert torch.equal(memories[i % 2], data[offset + shift :][:block])
-    assert cached_bytes(file) <= size // 4
+    assert cached_bytes(file) <= size // 8
 
 
 def test_memory_files(engine):
