@@ -9,6 +9,7 @@
 
 #if defined(__linux__) && __has_include(<linux/io_uring.h>)
 #include <linux/io_uring.h>
+#include <linux/time_types.h>
 #endif
 
 #ifdef IORING_FEAT_RW_CUR_POS  // came with 5.6
