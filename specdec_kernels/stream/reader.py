@@ -61,7 +61,8 @@ class Reader:
         if piece is not None:
             _check_piece(piece)
         self._pread, self._pid = pread, os.getpid()
-        self.files, self._descriptors = tuple(files), Descriptors(files)
+        self.files = tuple(files)
+        self._descriptors = Descriptors(self.files)
         self._busy = {}  # batch -> the memory that may still be written to
         try:
             self.engine, self._reads = self._choose(engine)
@@ -69,7 +70,7 @@ class Reader:
             self._descriptors.close()
             raise
         self._piece = _under(self._limit, PIECES[self.engine] if piece is None else piece)
-        self._before = self._reads.counters()
+        self._before, self._counted = self._reads.counters(), (0, 0.0)
         self._shut = weakref.finalize(self, _shut, self._pid, self._reads, self._descriptors, self._busy)
         _readers.add(self)
 
@@ -92,12 +93,20 @@ class Reader:
 
     @property
     def bytes_read(self):
-        return self._reads.counters()[0] - self._before[0]
+        return self._counters()[0]
 
     @property
     def read_seconds(self):
         """Seconds in which there was something to read: with ``bytes_read`` the bandwidth."""
-        return self._reads.counters()[1] - self._before[1]
+        return self._counters()[1]
+
+    def _counters(self):
+        if (
+            os.getpid() == self._pid
+        ):  # in a child: what was last asked for, as a lock may be somebody's who is not there
+            (count, seconds), (probed, before) = self._reads.counters(), self._before
+            self._counted = count - probed, seconds - before
+        return self._counted
 
     def close(self):
         """Ends reading: what is under way is waited for, what is queued never comes (its tickets raise StreamError)."""
