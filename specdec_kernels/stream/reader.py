@@ -101,9 +101,7 @@ class Reader:
         return self._counters()[1]
 
     def _counters(self):
-        if (
-            os.getpid() == self._pid
-        ):  # in a child: what was last asked for, as a lock may be somebody's who is not there
+        if os.getpid() == self._pid:  # in a child the lock may be somebody's who is not there
             (count, seconds), (probed, before) = self._reads.counters(), self._before
             self._counted = count - probed, seconds - before
         return self._counted
