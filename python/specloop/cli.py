@@ -1,4 +1,4 @@
-"""The command line: ``specloop generate``, ``bench``, ``info``.
+"""The command line: ``specloop generate``, ``bench``, ``convert``, ``info``.
 
 Answers go to stdout; progress, statistics and errors to stderr. An error is one line and exit code 2; Ctrl-C ends the
 text where it is, exit code 130. torch is imported by the thread that loads the model, while the progress bar moves.
@@ -145,7 +145,7 @@ def info(
     threads: Threads = None,
     as_json: Json = False,
 ):
-    """The model, the backends, memory, and what a pass over 1..9 rows costs."""
+    """The model, the backends, the memory plan, and what passes over 1, 2, ... rows cost."""
     pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads, memory_budget=_bytes(memory_budget))
     report = describe(pair)
     if as_json:
@@ -155,6 +155,8 @@ def info(
         if name == "backends":
             for backend, state in value.items():
                 print(f"backend {backend:<10} {'usable' if state['usable'] else 'not usable: ' + str(state['reason'])}")
+        elif name == "memory_plan" and value is not None:
+            print("\n".join(f"{'plan' if i == 0 else '':<18} {line}" for i, line in enumerate(value)))
         elif name == "row_costs_ms":
             print(f"{'ms per rows':<18} " + "  ".join(f"{n}: {ms:.2f}" for n, ms in enumerate(value, 1)))
         else:
@@ -186,6 +188,7 @@ def describe(pair) -> dict:
     from .streaming import backend_name
 
     model = pair.model
+    plan = getattr(getattr(model, "weights", None), "plan", None)
     return {
         "model": pair.settings.get("model"),
         "dtype": pair.settings.get("dtype"),
@@ -196,7 +199,7 @@ def describe(pair) -> dict:
         "draft": pair.draft,
         "k": pair.k,
         "weights_bytes": getattr(model, "nbytes", None),
-        "memory_plan": getattr(model, "plan_text", None),
+        "memory_plan": None if plan is None else str(plan).splitlines(),
         "load_s": pair.load_seconds,
         "row_costs_ms": [seconds * 1e3 for seconds in pair.costs],
         "peak_memory_bytes": peak_memory(),
