@@ -131,6 +131,11 @@ class Streamed:
         return sum(self.stream.pack.blocks[index].nbytes for index in self.stream.pack.order)
 
     @property
+    def plan(self):
+        """What stays and what streams."""
+        return self.stream.plan
+
+    @property
     def memory_nbytes(self):
         """What resident blocks and slots take; not pages of a mapped file, which the system can take back."""
         stats = self.stream.stats
