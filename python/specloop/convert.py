@@ -88,6 +88,11 @@ def cached_pack(checkpoint, *, dtype="int8", progress=None):
         path = cache_folder() / f"{checkpoint.identity()[:32]}-{dtype}-{FORM}.pack"
     except OSError as error:
         raise ModelError(f"cache folder: {error.strerror}: {error.filename}") from None
+    except RuntimeError as error:  # no home: the user has none that is known
+        raise ModelError(f"cache folder: {error}; name one with SPECDEC_CACHE") from None
     if not path.exists():
-        convert(checkpoint, path, dtype=dtype, progress=progress)
+        try:
+            convert(checkpoint, path, dtype=dtype, progress=progress)
+        except OSError as error:
+            raise ModelError(f"cache folder: writing {path} failed: {error.strerror or error}") from error
     return path

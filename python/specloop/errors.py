@@ -68,5 +68,8 @@ def translated():
 
 def show(value):
     """Something that came from outside, as it may stand in a message: quoted, one line, not too long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        text = "an integer too long to write"
     return text if len(text) <= 80 else text[:77] + "..."

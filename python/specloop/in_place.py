@@ -6,6 +6,8 @@ slot has to hold or memory has to keep. A pack (convert.py) has neither flaw, an
 
 from specdec_kernels import stream
 
+from .models.blueprint import Blueprint
+
 _IN_LAYER = {
     "attention_norm": ["input_layernorm.weight"],
     "qkv": [f"self_attn.{name}_proj.weight" for name in "qkv"],
@@ -24,9 +26,9 @@ def streams_in_place(checkpoint, dtype):
     return stored is not None and all(stored(name)[1] == dtype for name in checkpoint.names())
 
 
-def folder_pack(checkpoint):
-    """The checkpoint as an open pack with the blocks and matrices of a converted one."""
-    config = checkpoint.config
+def folder_pack(checkpoint, dtype):
+    """The checkpoint as an open pack with the blocks and matrices of a converted one. ModelError for wrong shapes."""
+    config = Blueprint(checkpoint, dtype).config  # which compares every shape; stacked ones could hide a wrong one
     own = lambda name: checkpoint.stored_as(name)[0]
     named = _IN_LAYER | (_BIASES if config.qkv_bias else {}) | (_NORMS if config.qk_norm else {})
     layout = [

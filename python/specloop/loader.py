@@ -6,6 +6,7 @@ from dataclasses import fields
 import torch
 
 import specdec_kernels as sk
+from specdec_kernels.stream import parse_bytes
 
 from .errors import FormatError, ModelError, OptionError, translated
 from .formats.locate import find_model, is_pack, open_checkpoint
@@ -50,6 +51,9 @@ def load_model(
         raise ModelError(f"dtype: expected one of {', '.join(DTYPES)}, got {dtype!r}")
     if kv not in CACHES:
         raise ModelError(f"kv: expected one of {', '.join(CACHES)}, got {kv!r}")
+    if memory_budget is not None:
+        with translated():  # before a model is converted for it
+            parse_bytes(memory_budget, "memory_budget")
     device, path = choose_device(device), find_model(name)
     options = {"kv": kv, "context": context, "name": str(name)}
     budgeted = {"device": device, "memory_budget": memory_budget, "reserved": reserved, "share": share}
@@ -63,7 +67,7 @@ def load_model(
             text = checkpoint.tokenizer(), checkpoint.chat_template
             if streams_in_place(checkpoint, dtype):
                 with translated():
-                    pack = folder_pack(checkpoint)
+                    pack = folder_pack(checkpoint, dtype)
                 return streamed(pack, checkpoint.config, text, progress=progress, **budgeted, **options)
             path = cached_pack(checkpoint, dtype=dtype, progress=progress)
             return load_pack(path, dtype=dtype, text=text, progress=progress, **budgeted, **options)

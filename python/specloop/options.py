@@ -8,7 +8,7 @@ import secrets
 from dataclasses import asdict, dataclass
 from numbers import Integral, Real
 
-from .errors import OptionError
+from .errors import OptionError, show
 from .stops import check_stops
 
 DRAFTS = ("auto", "lookup", "none")
@@ -104,6 +104,13 @@ def check_draft(draft, loaded=None) -> str:
     return draft
 
 
+def check_target(target):
+    """A pair's target: the name or the path of a model; what is wrong with the model itself shows when it is loaded."""
+    if not isinstance(target, str | os.PathLike):
+        raise OptionError(f"target: expected the name or the path of a model, got {show(target)}")
+    return target
+
+
 def check_draft_model(draft) -> str:
     """A pair's draft: as a request's, or the name of a model."""
     if isinstance(draft, str | os.PathLike) and draft not in DRAFTS:
@@ -161,16 +168,16 @@ def _integer(name, value, least, most=None, or_auto=False) -> int:
     wanted = f"an integer >= {least}" if most is None else f"an integer from {least} to {most}"
     wanted = f"'auto' or {wanted}" if or_auto else wanted
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise OptionError(f"{name}: expected {wanted}, got {value!r}")
+        raise OptionError(f"{name}: expected {wanted}, got {show(value)}")
     if value < least or (most is not None and value > most):
-        raise OptionError(f"{name}: expected {wanted}, got {value}")
+        raise OptionError(f"{name}: expected {wanted}, got {show(value)}")
     return int(value)
 
 
 def _real(name, value, least, most) -> float:
     wanted = f"a finite number >= {least:g}" if most == math.inf else f"a number from {least:g} to {most:g}"
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise OptionError(f"{name}: expected {wanted}, got {value!r}")
+        raise OptionError(f"{name}: expected {wanted}, got {show(value)}")
     if not least <= value <= min(most, LARGEST_FLOAT):  # NaN is not either
-        raise OptionError(f"{name}: expected {wanted}, got {value}")
+        raise OptionError(f"{name}: expected {wanted}, got {show(value)}")
     return float(value)

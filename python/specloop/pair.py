@@ -11,6 +11,7 @@ from .options import (
     check_k,
     check_load,
     check_request,
+    check_target,
     is_model,
     resolve_aliases,
 )
@@ -49,6 +50,7 @@ def load(
     draft, k = check_draft_model(named.pop("draft", "auto")), check_k(named.pop("k", "auto"))
     if named:
         raise TypeError(f"load() got an unexpected option {next(iter(named))!r}")
+    check_target(target)
     check_load(dtype, context, threads, memory_budget, kv, device)
     settings = {"dtype": dtype, "context": context, "kv": kv}
     settings |= {"device": device, "threads": threads, "memory_budget": memory_budget}

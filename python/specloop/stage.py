@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from .errors import PairClosed
 from .loading import Loading, Progress, Watched
-from .options import check_draft_model, is_model
+from .options import check_draft_model, check_target, is_model
 from .pressure import Pressure
 from .versions import Place, Version, check_same_vocabulary, check_successor
 
@@ -159,6 +159,8 @@ class Stage:
             raise TypeError("swap() expects a target or a draft")
         if draft is not None and not callable(draft):
             draft = check_draft_model(draft)
+        if target is not None and not callable(target):
+            check_target(target)
         self.ready()
         with self._swapping:
             self._check_open()

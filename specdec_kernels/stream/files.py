@@ -22,7 +22,10 @@ _OTHERS = (
 
 def show(value):
     """Something that came out of a file, as it may stand in a message: quoted, one line, not too long."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no integer of more than some thousand digits
+        text = "an integer too long to write"
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -12,12 +12,14 @@ import re
 from typing import NamedTuple
 
 from .errors import BudgetError
+from .files import show
 
 UNITS = {"": 1, "b": 1}
 for _power, _letter in enumerate("kmgt", 1):
     UNITS[f"{_letter}b"], UNITS[f"{_letter}ib"] = 1000**_power, 1024**_power
 FORM = re.compile(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-z]*)", re.IGNORECASE | re.ASCII)
 EXPECTED = "bytes as a number, or a string such as '120MB' (10^6) or '120MiB' (2^20), of at least 1 byte"
+DIGITS = 40  # of a number of bytes; Python refuses to convert many more
 
 
 def parse_bytes(value, name="budget"):
@@ -27,8 +29,8 @@ def parse_bytes(value, name="budget"):
     BudgetError names the argument (``name``) for anything else, and for less than a byte.
     """
     count = _count(value)
-    if count is None or count < 1:
-        raise BudgetError(f"{name}: expected {EXPECTED}, got {value!r}")
+    if count is None or not 1 <= count < 10**DIGITS:
+        raise BudgetError(f"{name}: expected {EXPECTED}, got {show(value)}")
     return count
 
 
@@ -38,7 +40,7 @@ def _count(value):
     if isinstance(value, str):
         form = FORM.fullmatch(value.strip())
         unit = UNITS.get(form[2].lower()) if form else None
-        if unit is None:
+        if unit is None or len(form[1]) > DIGITS:
             return None
         whole, _, part = form[1].partition(".")  # in integers: 2**53 + 1 bytes are not 2**53
         return int((whole or "0") + part) * unit // 10 ** len(part)

@@ -29,6 +29,8 @@ def mapped_blocks(pack, plan, verify, progress):
 def loaded_blocks(pack, plan, loads, progress):
     """``{index: tensors}`` of the plan's resident blocks. ``loads`` (loads.py, uploads.py) reads several at a time."""
     blocks, done = {}, 0
+    if not plan.resident:
+        progress(1.0)
     coming, under_way = deque(plan.resident), deque()
     while coming or under_way:
         if coming and len(under_way) <= loads.ahead:

@@ -38,6 +38,14 @@ class LoadedBlock(NamedTuple):
     generation: int
 
 
+def _check_plan(pack, plan):
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan: expected a Plan, got {type(plan).__name__}")
+    sizes = {index: pack.blocks[index].nbytes for index in pack.order}
+    if plan.sizes != sizes:
+        raise ValueError(f"plan: expected one of this pack, {pack.path}, got one of a pack with blocks of other sizes")
+
+
 class WeightStream:
     """``with WeightStream(pack, plan) as stream: for block in stream.blocks(): ...``
 
@@ -63,6 +71,12 @@ class WeightStream:
     def __init__(self, pack, plan, *, verify=True, progress=None, poison=False, no_pin=False, device=None, **reader):
         self._owned = not isinstance(pack, Pack)
         self.pack, self.plan = Pack.open(pack), plan
+        try:
+            _check_plan(self.pack, plan)
+        except BaseException:
+            if self._owned:
+                self.pack.close()
+            raise
         self._closed, self._pid = False, os.getpid()
         self._one_pass = threading.Lock()
         self._resident, self._mapping, self._loads, self._slots = {}, None, None, None

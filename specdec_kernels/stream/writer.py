@@ -22,6 +22,14 @@ _ZEROS = bytes(ALIGNMENT)
 _SPACES = memoryview(b" " * (16 * ALIGNMENT))
 
 
+def _is_text(name):
+    """A string that a file can hold: without half of a surrogate pair."""
+    try:
+        return isinstance(name, str) and name.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 class PackWriter:
     """A context manager: ``with PackWriter(path, config) as writer: writer.add_block(...)``.
 
@@ -83,12 +91,12 @@ class PackWriter:
     def _check_new(self, name, parts):
         if not self._ok:
             raise ValueError(f"{self.path}: an earlier block is incomplete; begin the file anew")
-        if not isinstance(name, str) or any(block["name"] == name for block in self._blocks):
+        if not _is_text(name) or any(block["name"] == name for block in self._blocks):
             raise ValueError(f"name: expected a string that no block before had, got {name!r}")
         if not parts:
             raise ValueError("parts: expected one or more, got none")
         for part, value in parts.items():
-            if not isinstance(part, str):
+            if not _is_text(part):
                 raise TypeError(f"parts: expected strings as names, got {part!r}")
             stored = self._names(f"{name}.{part}", value)
             taken = [tensor for tensor in stored if tensor in self._tensors]

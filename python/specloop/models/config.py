@@ -6,6 +6,7 @@ the rotary frequencies (Llama 3.1, long Qwens), a window of attention (Mistral),
 """
 
 import math
+import sys
 from dataclasses import dataclass, field
 
 from ..errors import ModelError, show
@@ -13,6 +14,7 @@ from .rope import checked_scaling
 
 # By name in config.json and in GGUF; Mistral's GGUF files say llama.
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+LARGEST = sys.float_info.max  # an integer may be larger than that and yet less than infinity
 _COUNTS = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "context")
 
 
@@ -53,8 +55,11 @@ class LlamaConfig:
             )
         for name, least in (("rope_theta", 1), ("rms_eps", 0)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < math.inf:
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= LARGEST:
                 raise ModelError(f"model: expected {name} of at least {least}, got {show(value)}")
+        for name in ("qkv_bias", "qk_norm", "tied"):
+            if not isinstance(getattr(self, name), bool):
+                raise ModelError(f"model: expected {name} to be true or false, got {show(getattr(self, name))}")
         scaling = checked_scaling(self.rope_scaling)
         object.__setattr__(self, "rope_scaling", scaling)
         if scaling is not None and scaling["rope_type"] == "dynamic":

@@ -14,6 +14,7 @@ the tables that are made of it are rounded to float32 once.
 """
 
 import math
+import sys
 
 import torch
 
@@ -56,7 +57,7 @@ def checked_scaling(scaling, name="rope_scaling"):
         if key in ("rope_type", "truncate"):
             continue
         for number in value if key == "factors" else [value]:
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= sys.float_info.max:
                 raise ModelError(f"{name}.{key}: expected a positive number, got {show(number)}")
     if not isinstance(given.get("truncate", True), bool):
         raise ModelError(f"{name}.truncate: expected true or false, got {show(given['truncate'])}")
