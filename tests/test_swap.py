@@ -257,6 +257,26 @@ def test_close():
             use()
 
 
+def test_costs_are_never_measured_on_a_version_that_is_gone():
+    """Whoever waits for the lock to measure them finds what is in place then, not what was when it came."""
+    pair, raised = pair_with("none"), []
+
+    def measure():
+        with pytest.raises(PairClosed) as caught:
+            _ = pair.costs
+        raised.append(caught.value)
+
+    pair.ready()
+    thread = threading.Thread(target=measure)
+    with pair._target.lock:
+        thread.start()
+        time.sleep(0.1)
+        pair._target.put(None).close()
+    thread.join()
+    pair.close()
+    assert len(raised) == 1
+
+
 def test_close_after_an_exception_in_a_request():
     """Report 64: also then nothing is kept."""
     pair = pair_with("lookup")

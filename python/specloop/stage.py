@@ -253,8 +253,9 @@ class Stage:
         """Seconds of a pass over 1..9 rows, measured once: by the warm-up if ``k`` is "auto", else on first use."""
         from .controller import measure_costs
 
-        version = self._version
+        self.ready()
         with self._target.lock:
+            version = self._target.get()  # under the lock: until then it may be exchanged or closed
             if version.costs is None:
                 version.costs = measure_costs(version.model)
             return version.costs
