@@ -25,6 +25,7 @@ from specloop.options import check_request
 from specloop.pair import Pair
 
 ACCEPTANCE, K = 0.8, 4
+SEEDS = 12  # texts of the scripted draft: one has too few rounds for its tokens per pass to be near their mean
 
 
 class Scripted:
@@ -67,7 +68,7 @@ class Marked:
 
 
 def timed(model, ids, tokens, draft, controller):
-    """Decodes; from the second round to the last: seconds per token, tokens per pass, bytes per pass."""
+    """Decodes, and counts from the second round to the last."""
     request = Request(list(ids), len(ids) + tokens)
     cache = model.new_cache(request.limit)
     stats = lambda: model.weights.stream.stats
@@ -75,13 +76,24 @@ def timed(model, ids, tokens, draft, controller):
     for _ in decode(model, cache, request, GuardedDraft(draft, model.vocab_size, ()), marked):
         pass
     (start, first, before), (end, last, after) = marked.marks[1], marked.marks[-1]
-    passes = after.passes - before.passes
     return {
         "ids": request.ids,
-        "seconds_per_token": (end - start) / (last - first),
-        "tokens_per_pass": (last - first) / passes,
-        "bytes_per_pass": (after.streamed_bytes - before.streamed_bytes) / passes,
-        "wait": (after.wait_seconds - before.wait_seconds) / (end - start),
+        "seconds": end - start,
+        "tokens": last - first,
+        "passes": after.passes - before.passes,
+        "bytes": after.streamed_bytes - before.streamed_bytes,
+        "waiting": after.wait_seconds - before.wait_seconds,
+    }
+
+
+def ratios(runs):
+    """Of several runs together."""
+    total = {name: sum(run[name] for run in runs) for name in ("seconds", "tokens", "passes", "bytes", "waiting")}
+    return {
+        "seconds_per_token": total["seconds"] / total["tokens"],
+        "tokens_per_pass": total["tokens"] / total["passes"],
+        "bytes_per_pass": total["bytes"] / total["passes"],
+        "wait": total["waiting"] / total["seconds"],
     }
 
 
@@ -112,23 +124,24 @@ def measure(limit, tokens):
     costs = measure_costs(model)
     found = []
 
-    def add(task, way, result, base=None):
-        row = {name: value for name, value in result.items() if name != "ids"}
-        row |= {"task": task, "way": way, "speedup": base and base["seconds_per_token"] / result["seconds_per_token"]}
-        row["same"] = None if base is None else base["ids"] == result["ids"]
+    def add(task, way, runs, base=None):
+        row = ratios(runs) | {"task": task, "way": way, "speedup": None, "same": None}
+        if base is not None:
+            row["speedup"] = ratios([base])["seconds_per_token"] / row["seconds_per_token"]
+            row["same"] = all(base["ids"] == run["ids"] for run in runs)
         found.append(row)
 
     for task in ("chat", "repeat"):
         ids = prompt_ids(pair, task)
         plain = timed(model, ids, tokens, None, Fixed(0))
-        add(task, "plain", plain)
+        script = lambda acceptance, seed=0, plain=plain: Scripted(plain["ids"], model.vocab_size, acceptance, seed)
+        add(task, "plain", [plain])
         if task == "chat":
-            draft = Scripted(plain["ids"], model.vocab_size, ACCEPTANCE)
-            add(task, f"scripted, K = {K}", timed(model, ids, tokens, draft, Fixed(K)), plain)
+            runs = [timed(model, ids, tokens, script(ACCEPTANCE, seed), Fixed(K)) for seed in range(SEEDS)]
+            add(task, f"scripted, K = {K}", runs, plain)
             for k in (1, 8):
-                right = Scripted(plain["ids"], model.vocab_size, 1.0)
-                add(task, f"always right, K = {k}", timed(model, ids, tokens, right, Fixed(k)), plain)
-        add(task, "lookup", timed(model, ids, tokens, LookupDraft(max_tokens=len(costs)), Auto(costs)), plain)
+                add(task, f"always right, K = {k}", [timed(model, ids, tokens, script(1.0), Fixed(k))], plain)
+        add(task, "lookup", [timed(model, ids, tokens, LookupDraft(max_tokens=len(costs)), Auto(costs))], plain)
     bytes_per_pass = model.weights.stream.plan.bytes_per_pass
     engine = model.weights.stream.stats.engine
     model.close()
