@@ -11,6 +11,7 @@ from specdec_kernels.stream import parse_bytes
 from .errors import FormatError, ModelError, OptionError, translated
 from .formats.locate import find_model, is_pack, open_checkpoint
 from .heap import give_back
+from .layout import check_layout
 from .memory import needs
 from .models.blueprint import DTYPES, Blueprint, Filler, nbytes
 from .models.cache import DTYPES as CACHES
@@ -116,6 +117,7 @@ def load_pack(path, *, dtype, text=None, **options):
         config, kind = model_config(pack)
         if kind != dtype:
             raise ModelError(f"dtype: the pack {path} holds {kind}, got {dtype!r}")
+        check_layout(pack, config, dtype)
         text = text or restored(pack, path)
         give_back()
     except BaseException:
