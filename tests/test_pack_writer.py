@@ -375,3 +375,9 @@ def test_memory_of_one_block(path, child):
     )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 500 and path.stat().st_size > 160 << 20
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError) as refused:
+        PackWriter(tmp_path / "no folder" / "x.pack")
+    assert refused.value.filename == str(tmp_path / "no folder" / "x.pack")

@@ -294,3 +294,21 @@ def test_a_draft_makes_its_room(packs, together, tmp_path):
         with pytest.raises(BudgetError):
             pair.swap(draft=small)
         assert pair.draft == "lookup" and pair.generate(PROMPT, max_new_tokens=20).tokens == wanted
+
+
+def test_requests_that_begin_while_a_version_loads_have_room(packs):
+    """What is free goes half to the version that loads, half to them: nothing is given back for their caches."""
+    a, _ = packs
+    with loaded(a, room_for_two(a) + 2_000_000) as pair:
+        pair.generate(PROMPT, max_new_tokens=4)
+        with pair._target.lock:
+            promised = pair.pressure.share(100_000)
+        assert 100_000 <= promised < pair.budget // 2
+        streams = [pair.stream(PROMPT, max_new_tokens=12) for _ in range(4)]
+        for request in streams:
+            for _ in request:
+                pass
+            assert request.result.stats.memory.released == [] and request.result.stats.speculation.off_reason is None
+        with pair._target.lock:
+            pair.pressure.settle()
+        assert pair.pressure.promised == 0 and pair.pressure.used(pair.model) <= pair.budget

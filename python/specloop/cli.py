@@ -224,7 +224,14 @@ def summary(result) -> str:
         lines.append(f"speculation off: {s.off_reason}")
     if s.proposed and s.proposed < s.rounds:
         lines.append("fewer than one draft per round: the acceptance says little")
-    released = result.stats.memory.released
+    memory = result.stats.memory
+    if memory.budget is not None or memory.streamed_bytes:
+        mb = lambda value: "-" if value is None else f"{value / 1e6:.1f} MB"
+        lines.append(
+            f"memory: budget {mb(memory.budget)}, weights resident {mb(memory.resident)}, "
+            f"read for this request {mb(memory.streamed_bytes)}"
+        )
+    released = memory.released
     if released:
         steps = ", ".join(f"{step['step']} ({step['bytes'] / 1e6:.1f} MB)" for step in released)
         lines.append(f"memory was short; given back: {steps}")
@@ -336,5 +343,6 @@ def run(arguments=None) -> int:
 
 def _fail(message) -> int:
     _progress(None, 1.0)
-    print("specloop: " + " ".join(message.split()), file=sys.stderr)
+    line = message.partition("\n")[0] if "\n" in message.strip() else message  # a table may follow
+    print("specloop: " + " ".join(line.split()), file=sys.stderr)
     return 2

@@ -94,8 +94,10 @@ class Pressure:
                 )
 
     def share(self, least) -> int:
-        """Promises all that is free of the budget, after making room for ``least`` bytes, to a model that is to be
-        loaded: no step is taken for it that running requests would miss. Raises BudgetError.
+        """Promises ``least`` bytes of the budget, and half of what is free beyond, to a model that is to be loaded.
+
+        The other half is for requests that begin meanwhile. Where ``least`` is not free, room is made for it, but no
+        step is taken that running requests would miss. Raises BudgetError.
         """
         model = self._target.get().model
         while (free := model.budget - self.used(model)) < least:
@@ -104,8 +106,8 @@ class Pressure:
                     f"memory_budget: another model needs {least} bytes at least beside the one that is running, and of "
                     f"{model.budget} bytes {max(0, free)} are left; close the pair and load anew"
                 )
-        self.promised = free
-        return free
+        self.promised = least + (free - least) // 2
+        return self.promised
 
     def settle(self) -> None:
         """The loading is over: the target takes all that the budget leaves to it, which may be less than at first."""

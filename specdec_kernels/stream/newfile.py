@@ -55,7 +55,10 @@ class NewFile:
 
     def _named(self):
         name = self._temporary()
-        fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+        try:
+            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
+        except OSError as error:  # the name that was asked for says more
+            raise type(error)(error.errno, error.strerror, self.path) from None
         _lock(fd)
         try:  # before it was locked, another writer may have taken it for one that was left
             if os.path.samestat(os.fstat(fd), os.stat(name)):
