@@ -16,7 +16,8 @@ import json
 from pathlib import Path
 
 from specloop.loader import load_model
-from specloop.models.llama import CHUNK, Llama
+from specloop.models.buffers import CHUNK
+from specloop.models.llama import Llama
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 KINDS = {"f32": ("f32", "f32"), "bf16": ("f32", "f16"), "int8": ("int8", "int8")}  # of weights and cache

@@ -259,7 +259,7 @@ def test_cancel_of_a_real_load(tiny, monkeypatch):
 
 def test_the_draft_counts_in_the_budget(tiny):
     """It is in memory as a whole, before more of the target is (report 68)."""
-    from specloop.memory import size_in_memory
+    from specloop.loader import size_in_memory
 
     size = size_in_memory(tiny, dtype="int8", kv="int8", context=64)
     with pytest.raises(BudgetError, match="draft"), specloop.load(tiny, tiny, context=64, memory_budget=size) as pair:

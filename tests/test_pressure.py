@@ -10,7 +10,7 @@ from specdec_kernels import stream
 from specloop.convert import cached_pack
 from specloop.errors import BudgetError, OutOfMemory
 from specloop.formats.gguf_checkpoint import GGUFCheckpoint
-from specloop.memory import needs
+from specloop.models.buffers import needs
 from specloop.models.cache import PAGE, Pages
 from specloop.pressure import is_out_of_memory
 from tiny_llama import CONFIG
@@ -104,7 +104,7 @@ def test_other_errors_free_nothing(error):
 
 def test_every_step_in_order(pack):
     """A streamed target with resident blocks, lookups, a draft model, spare pages: all go before the request does."""
-    from specloop.memory import size_in_memory
+    from specloop.loader import size_in_memory
 
     draft_size = size_in_memory(pack, dtype="int8", kv="int8", context=128)
     budget = with_slots_and_residents(pack, draft=draft_size)

@@ -12,7 +12,7 @@ from specloop.convert import cached_pack, convert
 from specloop.errors import BudgetError, FormatError, ModelError, OptionError, WeightsError
 from specloop.formats.gguf_checkpoint import GGUFCheckpoint
 from specloop.loader import load_model
-from specloop.memory import needs
+from specloop.models.buffers import needs
 from test_loader import TOKENS, write
 from tiny_llama import CONFIG
 

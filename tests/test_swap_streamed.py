@@ -13,7 +13,7 @@ from specdec_kernels import stream
 from specloop.convert import cached_pack
 from specloop.errors import BudgetError, FormatError, PairClosed, WeightsError
 from specloop.formats.gguf_checkpoint import GGUFCheckpoint
-from specloop.memory import needs
+from specloop.models.buffers import needs
 from tiny_llama import CONFIG as TINY
 
 pytest.importorskip("gguf", reason="the gguf package writes the test files: pip install '.[test]'")
@@ -275,7 +275,7 @@ def test_a_budget_for_one_version_only(packs):
 
 def test_a_draft_makes_its_room(packs, together, tmp_path):
     """Resident blocks of the target go for it, and stay away for as long as it is there."""
-    from specloop.memory import size_in_memory
+    from specloop.loader import size_in_memory
 
     (a, _), (pairs, seen) = packs, together
     small = str(write(tmp_path / "small.gguf"))

@@ -12,8 +12,8 @@ from .errors import FormatError, ModelError, OptionError, translated
 from .formats.locate import find_model, is_pack, open_checkpoint
 from .heap import give_back
 from .layout import check_layout
-from .memory import needs
 from .models.blueprint import DTYPES, Blueprint, Filler, nbytes
+from .models.buffers import needs
 from .models.cache import DTYPES as CACHES
 from .models.cache import PAGE
 from .models.config import LlamaConfig
@@ -184,6 +184,23 @@ def model_config(pack):
         return LlamaConfig(**given), told["dtype"]
     except TypeError as error:
         raise FormatError(f"{pack.path}: the description of the model is malformed: {error}") from None
+
+
+def size_in_memory(name, *, dtype, kv, context):
+    """All that a model takes that is in memory as a whole, in bytes. Raises what opening it raises."""
+    from specdec_kernels import stream
+
+    from .convert import weights_nbytes
+
+    path = find_model(name)
+    with translated():
+        if is_pack(path):
+            with stream.Pack.open(path) as pack:
+                config, weights = model_config(pack)[0], sum(pack.blocks[index].nbytes for index in pack.order)
+        else:
+            with open_checkpoint(path) as checkpoint:
+                config, weights = checkpoint.config, weights_nbytes(checkpoint, dtype)
+    return weights + sum(needs(config, kv=kv, context=context).values())
 
 
 def choose_device(name):

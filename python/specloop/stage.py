@@ -24,8 +24,7 @@ def opener(*, dtype, kv, context, device, threads, memory_budget):
     options = {"dtype": dtype, "kv": kv, "context": context, "device": device}
 
     def opened(name, progress, *, draft=False, beside=None, share=None):
-        from .loader import load_model
-        from .memory import size_in_memory
+        from .loader import load_model, size_in_memory
 
         if threads:
             import torch

@@ -1,0 +1,74 @@
+"""What a pass needs besides weights: buffers that its calls hand to each other, and the bytes that they take."""
+
+import torch
+
+from .cache import PAGE, page_nbytes
+
+CHUNK = 128  # rows per pass while reading a prompt: enough to reuse each weight block, small enough to stay in cache
+REPEATED = 16  # passes of at most this many rows come back every round: they are recorded once and run again
+
+
+class Buffers:
+    """What the calls of a pass hand to each other, allocated once."""
+
+    def __init__(self, config, rows, device):
+        self.slots = torch.empty(rows, dtype=torch.int64, device=device)
+        for name, width in self.widths(config).items():
+            setattr(self, name, torch.empty(rows, width, device=device))
+
+    @staticmethod
+    def widths(config):
+        """Floats per row of each buffer."""
+        c = config
+        attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        return {
+            "rotary": c.head_dim,
+            "hidden": c.hidden,  # the residual stream
+            "qkv": attention + 2 * kv,
+            "attended": attention,
+            "mixed": c.hidden,  # what the attention adds to the stream
+            "delta": c.hidden,  # what the feed-forward half adds to it
+        } | ({"q_normed": attention, "k_normed": kv} if c.qk_norm else {})
+
+    @classmethod
+    def row_nbytes(cls, config):
+        return 8 + 4 * sum(cls.widths(config).values())
+
+
+class Rows:
+    """Views of the shared buffers for a pass of ``n`` rows, made once per ``n``."""
+
+    def __init__(self, buffers, config, n):
+        c = config
+        attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        self.rotary = buffers.rotary[:n]
+        self.cos, self.sin = self.rotary.chunk(2, 1)
+        self.slots = buffers.slots[:n]
+        self.hidden = buffers.hidden[:n]
+        self.qkv = buffers.qkv[:n]
+        self.q, self.k, self.v = (
+            part.unflatten(1, (-1, c.head_dim)) for part in self.qkv.split([attention, kv, kv], 1)
+        )
+        self.norms_of_heads = ()
+        if c.qk_norm:
+            whole, normed = (self.q, self.k), (buffers.q_normed[:n], buffers.k_normed[:n])
+            self.q, self.k = (heads.unflatten(1, (-1, c.head_dim)) for heads in normed)
+            # Heads of one token lie side by side, as do tokens of one head: what takes fewer calls.
+            pairs = lambda x, out: list(zip(*(t.unbind(int(n > t.shape[1])) for t in (x, out)), strict=True))
+            self.norms_of_heads = pairs(whole[0], self.q), pairs(whole[1], self.k)
+        self.attended = buffers.attended[:n]
+        self.attended_heads = self.attended.unflatten(1, (-1, c.head_dim))
+        self.mixed = buffers.mixed[:n]
+        self.delta = buffers.delta[:n]
+        self.normed = buffers.mixed[:n]  # in front of the head, where nothing is left to mix
+
+
+def needs(config, *, kv, context, rows=CHUNK):
+    """{"kv", "workspace", "logits"}: what :func:`specdec_kernels.stream.plan` takes as ``reserved``."""
+    context = min(context, config.context)
+    pages = -(-context // PAGE)
+    cache = pages * page_nbytes(config, kv)
+    buffers = rows * Buffers.row_nbytes(config)
+    rotary = context * (config.head_dim * 4 + 8)
+    scratch = 16 * (3 * config.intermediate + config.hidden) * 4  # of fused calls, which work on 16 rows at a time
+    return {"kv": cache, "workspace": buffers + rotary + scratch, "logits": REPEATED * config.vocab * 4}
