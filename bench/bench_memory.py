@@ -2,25 +2,24 @@
 
     python bench/bench_memory.py [--tokens 256 512 ...] [--model smollm2] [--json]
 
-weights and kv are the bytes of the objects that were allocated; only those of bf16 weights are counted (two bytes for
-each value of the f32 model), since this version holds weights as f32 or int8. workspace is the activations, logits and
+weights and kv are the bytes of the objects that were allocated. workspace is the activations, logits and
 rotary tables, which are float32 in every kind. resident is by how much the process's anonymous memory really grew for
 kv and workspace with a full cache and passes of 128 and 9 rows over it. The kernels' scratch memory, kept per thread
 between calls, shows there when it grows: a megabyte or two.
 """
 
 import argparse
-import ctypes
 import gc
 import json
 from pathlib import Path
 
+from specloop.heap import give_back
 from specloop.loader import load_model
 from specloop.models.buffers import CHUNK
 from specloop.models.llama import Llama
 
 LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
-KINDS = {"f32": ("f32", "f32"), "bf16": ("f32", "f16"), "int8": ("int8", "int8")}  # of weights and cache
+KINDS = {"f32": ("f32", "f32"), "bf16": ("bf16", "f16"), "int8": ("int8", "int8")}  # of weights and cache
 
 
 def resident():
@@ -32,14 +31,6 @@ def resident():
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon")), None)
 
 
-def give_back():
-    """Returns what is free to the system: malloc keeps it, and what grows into it would not show."""
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def workspace(model, pages):
     """Bytes of what a pass needs besides weights and keys and values."""
     tensors = (*vars(model._buffers).values(), model._logits, model._rotary, model._slots, pages.table, pages.lengths)
@@ -48,7 +39,8 @@ def workspace(model, pages):
 
 def measure(model, kv, tokens):
     """The same weights with a context of ``tokens``, full: bytes of kv, workspace, and growth of the process."""
-    give_back()
+    gc.collect()
+    give_back()  # malloc keeps what is free, and what grows into it would not show
     before = resident()
     other = Llama(model.config, model.weights, context=tokens, kv=kv)
     cache = other.new_cache(tokens)
@@ -70,10 +62,9 @@ def rows(name, lengths):
         if dtype != loaded:
             model = None  # the old weights go before the new ones come
             model, loaded = load_model(name, dtype=dtype, kv=kv, context=max(lengths))[0], dtype
-        weights = model.nbytes // 2 if kind == "bf16" else model.nbytes
         for tokens in lengths:
             if tokens <= model.config.context:
-                yield {"tokens": tokens, "kind": kind, "weights": weights} | measure(model, kv, tokens)
+                yield {"tokens": tokens, "kind": kind, "weights": model.nbytes} | measure(model, kv, tokens)
 
 
 def table(found):
