@@ -209,10 +209,11 @@ def test_a_model_streams_to_the_device(place, tmp_path, monkeypatch):
     with GGUFCheckpoint(source) as checkpoint:
         path = cached_pack(checkpoint, dtype="int8")
     want = [forward(load_model(source, context=64, kv="f32")[0], n) for n in (5, 1, 17)]
-    pack = Pack.open(path)
-    least = plan(pack, device="cuda", budget=pack.nbytes).minimum
-    for budget in (least, (least + pack.nbytes) // 2):
-        for host_budget in (pack.nbytes, plan(pack, budget=pack.nbytes).minimum):
+    with Pack.open(path) as pack:
+        nbytes, least = pack.nbytes, plan(pack, device="cuda", budget=pack.nbytes).minimum
+    for budget in (least, (least + nbytes) // 2):
+        for host_budget in (nbytes, plan(path, budget=nbytes).minimum):
+            pack = Pack.open(path)  # a model's weights close theirs
             planned = plan(pack, device="cuda", budget=budget, host_budget=host_budget)
             there = SimulatedDevice(0, "all") if place.name == "emulator" else None
             stream = WeightStream(pack, planned, device=there)
@@ -227,8 +228,7 @@ def test_a_model_streams_to_the_device(place, tmp_path, monkeypatch):
                             assert torch.equal(got, logits)
                         torch.testing.assert_close(got, logits, rtol=1e-3, atol=1e-3)
             assert stream.stats.active and stream.stats.copied_bytes > stream.stats.resident_bytes
-            stream.close()
-    pack.close()
+            model.close()
 
 
 def forward(model, n):

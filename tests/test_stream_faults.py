@@ -391,8 +391,10 @@ def test_a_plan_of_another_pack(model, tmp_path):
     descriptors = descriptors_of()
     with Pack.open(write_pack(tmp_path / "other.safetensors", 5)) as other:
         made = plan_of(other, 2)
-    for wrong in (made, None, "plan"):
-        with pytest.raises(ValueError, match=r"plan: expected one that was made of .*model.safetensors, got another"):
+    with pytest.raises(ValueError, match=r"plan: expected one of this pack, .*model.safetensors, got one"):
+        WeightStream(path, made)
+    for wrong in (None, "plan"):
+        with pytest.raises(TypeError, match="plan: expected a Plan, got"):
             WeightStream(path, wrong)
     assert descriptors_of() == descriptors
 

@@ -5,6 +5,7 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -190,10 +191,13 @@ def read(**options):
 
 
 def python(code, *arguments):
-    folders = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*folders, os.environ.get("PYTHONPATH", "")])}
+    """A Python that finds the package where this one did, and not in the checkout, which may lie in its way."""
+    folders = [str(Path(__file__).parent), str(Path(native.__file__).parents[1])]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
     command = [sys.executable, "-c", code, *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, cwd=tempfile.gettempdir()
+    )
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's filters of system calls")

@@ -93,8 +93,6 @@ class WeightStream:
 
     def _open(self, verify, progress, poison, pin, device, options):
         plan = self.plan
-        if not isinstance(plan, Plan) or plan.sizes != {i: self.pack.blocks[i].nbytes for i in self.pack.order}:
-            raise ValueError(f"plan: expected one that was made of {self.pack.path}, got another")
         self._peak_bytes = plan.resident_bytes
         if plan.mapped:
             self._mapping, blocks = mapped_blocks(self.pack, plan, verify, progress)
