@@ -10,29 +10,8 @@
 namespace sk {
 namespace {
 
-namespace scalar {
-#define SK_F16C 0
-#include "cpu/convert.inc"
-#include "cpu/expand_group.inc"
-#undef SK_F16C
-}  // namespace scalar
-
-#if SK_X86
-#define SK_F16C 1
-namespace avx2 {
-SK_TARGET_AVX2_BEGIN
-#include "cpu/convert.inc"
-#include "cpu/expand_group.inc"
-SK_TARGET_END
-}  // namespace avx2
-namespace avx512 {
-SK_TARGET_AVX512_BEGIN
-#include "cpu/convert.inc"
-#include "cpu/expand_group.inc"
-SK_TARGET_END
-}  // namespace avx512
-#undef SK_F16C
-#endif
+#define SK_BODY "cpu/expand_group.inc"
+#include "cpu/each_isa.inc"
 
 template <class T>
 struct Steps {

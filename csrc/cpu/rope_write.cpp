@@ -21,28 +21,8 @@ struct Hadamard {
   float of_q, of_k;           // powers of two, their product 1 / dim
 };
 
-namespace scalar {
-#define SK_F16C 0
-#include "cpu/convert.inc"
-#include "cpu/rope_write.inl"
-#undef SK_F16C
-}  // namespace scalar
-#if SK_X86
-#define SK_F16C 1
-namespace avx2 {
-SK_TARGET_AVX2_BEGIN
-#include "cpu/convert.inc"
-#include "cpu/rope_write.inl"
-SK_TARGET_END
-}  // namespace avx2
-namespace avx512 {
-SK_TARGET_AVX512_BEGIN
-#include "cpu/convert.inc"
-#include "cpu/rope_write.inl"
-SK_TARGET_END
-}  // namespace avx512
-#undef SK_F16C
-#endif
+#define SK_BODY "cpu/rope_write.inl"
+#include "cpu/each_isa.inc"
 
 template <class T>
 auto pick_head() {
