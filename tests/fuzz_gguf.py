@@ -4,15 +4,12 @@ A mutated file either opens, and then every tensor can be read and the tokenizer
 FormatError. Anything else ends the script with a traceback and the mutation's number, which replays it.
 """
 
-import json
-import random
-import resource
 import struct
 import sys
-import time
 from pathlib import Path
 
 import gguf_bytes as gb
+import mutations
 from specloop.errors import FormatError, ModelError
 from specloop.formats.gguf import GGUF
 from specloop.text.tokenizer import Tokenizer
@@ -122,24 +119,10 @@ def reason(error):
 def main(seed, count, folder):
     path = Path(folder, "mutated.gguf")
     files = [(data, header, *fields(data, header)) for data, header in seeds()]
-    reasons, slowest = {}, 0.0
     for data, *_ in files:
         path.write_bytes(data)
         assert examine(path) == "opened"
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(count):
-        rng = random.Random(f"{seed} {number}")
-        path.write_bytes(mutate(rng, *rng.choice(files)))
-        start = time.process_time()
-        try:
-            what = examine(path)
-        except BaseException:
-            print(f"mutation {number} of seed {seed}", file=sys.stderr)
-            raise
-        slowest = max(slowest, time.process_time() - start)
-        reasons[what] = reasons.get(what, 0) + 1
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps({"reasons": reasons, "slowest_s": slowest, "grown_kb": grown}))
+    mutations.run(seed, count, path, lambda rng: mutate(rng, *rng.choice(files)), examine)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,13 @@ it raises PackError. Anything else ends the script with a traceback and the muta
 one JSON object.
 """
 
-import json
-import random
-import resource
 import struct
 import sys
-import time
 from pathlib import Path
 
 import torch
 
+import mutations
 import pack_bytes as pb
 from specdec_kernels import pack_int8
 from specdec_kernels.stream import Pack, PackError, StreamError
@@ -197,24 +194,12 @@ def main(seed, count, folder):
     path = Path(folder, "mutated.pack")
     torch.manual_seed(0)
     weight = pack_int8(torch.randn(35, 64), group_size=32, rotate=True)
-    files, reasons, slowest = seeds(weight), {}, 0.0
+    files = seeds(weight)
     for data, _ in files:
         path.write_bytes(data)
         assert examine(path).startswith("opened")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    for number in range(count):
-        rng = random.Random(f"{seed} {number}")
-        path.write_bytes(describe_wrongly(rng, weight) if rng.random() < 0.5 else mutate(rng, *rng.choice(files)))
-        start = time.process_time()
-        try:
-            what = examine(path)
-        except BaseException:
-            print(f"mutation {number} of seed {seed}", file=sys.stderr)
-            raise
-        slowest = max(slowest, time.process_time() - start)
-        reasons[what] = reasons.get(what, 0) + 1
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps({"reasons": reasons, "slowest_s": slowest, "grown_kb": grown}))
+    either = lambda rng: describe_wrongly(rng, weight) if rng.random() < 0.5 else mutate(rng, *rng.choice(files))
+    mutations.run(seed, count, path, either, examine)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Disks that misbehave: functions to pass as ``pread``, and files to read."""
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -9,8 +10,10 @@ import threading
 import time
 from typing import NamedTuple
 
+import pytest
 import torch
 
+from specdec_kernels.stream import Reader, StreamError
 from specdec_kernels.stream.files import pread
 
 
@@ -118,3 +121,44 @@ class Gate:
             self.entered += 1
         self._open.wait(20)
         return pread(fd, view, offset)
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Comparing bytes with threads that have to be called costs more than it saves where cores are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def working(engine, folder):
+    """The engine's name, for a test that needs it; skips where it does not work. "buffered" always does."""
+    write_bytes(folder / "probe", 4096)
+    try:
+        Reader([OpenFile(folder / "probe")], engine=engine).close()
+    except StreamError as error:
+        assert engine != "buffered"
+        pytest.skip(str(error))
+    return engine
+
+
+def model(folder):
+    """A file of 5,000,003 bytes, and them."""
+    data = write_bytes(folder / "model", 5_000_003)
+    return OpenFile(folder / "model"), data
+
+
+def whole(data, nbytes=None):
+    return [Range(0, 0, data.numel() if nbytes is None else nbytes, 0)]
+
+
+def wait_for(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def open_fds():
+    return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0

@@ -78,7 +78,7 @@ def assert_refused(value):
 
 
 def test_numbers_of_numpy():
-    numpy = pytest.importorskip("numpy")
+    numpy = pytest.importorskip("numpy", reason="its numbers are what is tested")
     assert parse_bytes(numpy.int32(7)) == 7
     with pytest.raises(BudgetError):
         parse_bytes(numpy.int32(-7))

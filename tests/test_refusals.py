@@ -9,37 +9,17 @@ import torch
 
 import specloop
 import tiny_folders
+from described import edited, model, tiny_pack
 from specdec_kernels import stream
 from specdec_kernels.stream.newfile import NewFile
-from specloop.convert import convert
 from specloop.errors import BudgetError, ModelError, OptionError
-from specloop.formats.gguf_checkpoint import GGUFCheckpoint
 from specloop.loader import load_model
 from test_loader import write
 
 
 @pytest.fixture(scope="module")
 def pack(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("layout")
-    with GGUFCheckpoint(str(write(folder / "tiny.gguf", tied=False))) as checkpoint:
-        convert(checkpoint, folder / "tiny.pack")
-    return folder / "tiny.pack"
-
-
-def edited(pack, path, edit):
-    """The same pack with another description, in a header of the same length."""
-    data = pack.read_bytes()
-    length = int.from_bytes(data[:8], "little")
-    header = json.loads(data[8 : 8 + length])
-    told = json.loads(header["__metadata__"]["pack"])
-    edit(told)
-    header["__metadata__"]["pack"] = json.dumps(told)
-    path.write_bytes(data[:8] + json.dumps(header).encode().ljust(length) + data[8 + length :])
-    return path
-
-
-def model(**fields):
-    return lambda told: told["config"]["model"].update(fields)
+    return tiny_pack(tmp_path_factory.mktemp("layout"))
 
 
 @pytest.mark.parametrize(
