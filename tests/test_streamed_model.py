@@ -1,6 +1,7 @@
 """A model over a pack: the same logits, bit for bit, as with all weights in memory, whatever the budget."""
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from specloop.convert import cached_pack, convert
 from specloop.errors import BudgetError, FormatError, ModelError, OptionError, WeightsError
 from specloop.formats.gguf_checkpoint import GGUFCheckpoint
 from specloop.loader import load_model
+from specloop.models.blueprint import Matrix, Source
 from specloop.models.buffers import needs
 from test_loader import TOKENS, write
 from tiny_llama import CONFIG
@@ -167,3 +169,30 @@ def test_needs_are_what_is_allocated(source, kv):
     assert told["kv"] == cache.pages.page_nbytes * 2 and told["logits"] == model._logits.nbytes
     buffers = sum(t.nbytes for t in (*vars(model._buffers).values(), model._rotary, model._slots))
     assert buffers <= told["workspace"] < 1.5 * buffers
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bf16"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_larger_than_a_layer_comes_in_parts(tmp_path, tied, dtype):
+    """Its norm belongs to the first part alone, and each part has its columns of the logits."""
+    config = replace(CONFIG, vocab=3000, layers=2)
+    source = str(write(tmp_path / "wide.gguf", tied=tied, config=config))
+    tokens = [2, 2999, 1500, 7]
+    want = logits(load_model(source, dtype=dtype, context=64)[0], tokens)
+    path = packed(source, dtype)
+    with stream.Pack.open(path) as pack:
+        parts = [pack.blocks[block].parts[part].shape[0] for block, part in pack.matrices["head"]]
+        least = stream.plan(pack, reserved=needs(config, kv="int8", context=64)).minimum
+    assert len(parts) > 3 and sum(parts) == 3000
+    for budget in (least, least + 100_000, None):
+        model, _, _ = load_model(path, dtype=dtype, context=64, memory_budget=budget)
+        for last in (4, 1):
+            assert torch.equal(logits(model, tokens, last=last), want[-last:])
+        model.close()
+
+
+def test_rows_of_a_matrix_that_is_cut():
+    a, b = Source("a", 5), Source("b", 6)
+    cut = lambda **ends: [(source.name, *rows) for source, *rows in Matrix(8, [a, b], **ends).pieces(3)]
+    assert cut() == [("a", 0, 3), ("a", 3, 5), ("b", 0, 3), ("b", 3, 6)]
+    assert cut(first=4, stop=9) == [("a", 4, 5), ("b", 0, 3), ("b", 3, 4)] and cut(first=6, stop=7) == [("b", 1, 2)]
