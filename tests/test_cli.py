@@ -119,7 +119,7 @@ def test_load_options_arrive(command):
         ["generate", "a", "--min-p", "-0.5"],
         ["generate", "a", "--stop", ""],
         ["generate", "a", "--max-new-tokens", "-3"],
-        ["generate", "a", "--rule", "block"],
+        ["generate", "a", "--rule", "typical"],
         ["generate", "a", "--draft", "some/dir"],
         ["generate", "a", "--theta", "0.3"],
         ["generate", ""],
