@@ -68,15 +68,17 @@ def decode(
         _prefill(model, cache, request, lock)
         while _may_go_on(request) and not request.moved():
             clock.start()
+            draft.round()
             outlook = draft.outlook(ids)
             k = min(controller.choose(outlook), request.limit - len(ids) - 1)
-            drafts = draft.propose(k)
+            proposal = draft.propose(k)
+            drafts = proposal.tokens
 
             started = time.perf_counter()
             with lock:
                 if request.moved():
                     break
-                tokens, accepted, flags = _pass(model, cache, ids, drafts, request.sampling)
+                tokens, accepted, flags = _pass(model, cache, ids, proposal, request.sampling)
             seconds = time.perf_counter() - started
 
             before = len(ids)
@@ -121,10 +123,10 @@ def _prefill(model, cache, request, lock):
     timing.prefill_seconds = (timing.prefill_seconds or 0.0) + time.perf_counter() - started
 
 
-def _pass(model, cache, ids, drafts, sampling):
+def _pass(model, cache, ids, proposal, sampling):
     """The target's verdict on the drafts after the committed ``ids``."""
-    logits = model.forward([ids[-1], *drafts], cache, last=len(drafts) + 1)
-    return _verify(logits, drafts, len(ids), sampling)
+    logits = model.forward([ids[-1], *proposal.tokens], cache, last=len(proposal) + 1)
+    return _verify(logits, proposal, len(ids), sampling)
 
 
 def _may_go_on(request) -> bool:
@@ -144,13 +146,16 @@ def _ends(model, request, token) -> str | None:
     return "length" if len(request.ids) >= request.limit else None
 
 
-def _verify(logits, drafts, position, sampling):
+def _verify(logits, proposal, position, sampling):
     """One request's verdict as Python numbers: (emitted tokens, accepted drafts, flags)."""
+    drafts = proposal.tokens
     vector = lambda values, dtype=torch.int64: torch.tensor(values, dtype=dtype, device=logits.device)
     verdict = verify(
         logits,
         vector(drafts),
         vector([0, len(drafts)], torch.int32),
+        draft_logits=proposal.logits,
+        draft_ids=proposal.ids,
         temperature=sampling.temperature,
         top_k=sampling.top_k,
         top_p=sampling.top_p,

@@ -26,6 +26,7 @@ class LookupDraft:
     """Proposes the continuation of the most recent occurrence of the longest suffix that the text has seen before."""
 
     name = "lookup"
+    timely = True
 
     def __init__(self, min_match: int = 2, max_tokens: int = 8):
         self.min_match = min_match

@@ -18,6 +18,7 @@ class ModelDraft:
     """
 
     name = "model"
+    timely = True
 
     def __init__(self, seat, vocab_size: int, max_tokens: int = 8):
         self.seat, self.vocab_size, self.max_tokens = seat, vocab_size, max_tokens
