@@ -4,84 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-
-@dataclass
-class Speculation:
-    """Counts of drafts. A draft after the first refusal, or after the text's end, was proposed but not evaluated."""
-
-    rounds: int = 0  # passes of the target after the prompt
-    proposed: int = 0
-    evaluated: int = 0
-    accepted: int = 0  # by the target, also those that an end or a stop string then cut off
-    committed: int = 0  # accepted and in the text
-    k_history: list[int] = field(default_factory=list)
-    evaluated_at: list[int] = field(default_factory=list)
-    accepted_at: list[int] = field(default_factory=list)
-    tokens: int = 0
-    draft_seconds: float | None = None
-    verify_seconds: float = 0.0
-    theta: float | None = None
-    off_reason: str | None = None
-    faults: list[str] = field(default_factory=list)
-
-    def add(self, proposed: int, accepted: int, tokens: int, seconds: float) -> None:
-        """One round: ``proposed`` drafts, of which the target accepted ``accepted``; ``tokens`` came into the text."""
-        self.rounds += 1
-        self.proposed += proposed
-        evaluated = min(accepted + 1, proposed)
-        self.evaluated += evaluated
-        self.accepted += accepted
-        self.committed += min(accepted, tokens)
-        self.tokens += tokens
-        self.k_history.append(proposed)
-        self.verify_seconds += seconds
-        for at, n in ((self.evaluated_at, evaluated), (self.accepted_at, accepted)):
-            at.extend([0] * (proposed - len(at)))
-            for j in range(n):
-                at[j] += 1
-
-    def end(self, draft, controller) -> None:
-        """Decoding is over, or begins again elsewhere: what the draft took, and why it does not draft, if so."""
-        self.faults += draft.faults
-        if draft.draft is None:
-            self.off_reason = draft.off_reason or controller.off_reason()
-            return
-        if self.rounds:
-            self.draft_seconds = (self.draft_seconds or 0.0) + draft.seconds
-        self.off_reason = draft.off_reason or controller.off_reason()
-        if self.rounds and not self.proposed and not self.off_reason:
-            self.off_reason = "the draft found nothing to propose"
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        return _ratio(self.accepted, self.evaluated)
-
-    @property
-    def tokens_per_pass(self) -> float | None:
-        return _ratio(self.tokens, self.rounds)
-
-    @property
-    def per_position(self) -> list[float | None]:
-        """Acceptance of the first, second, ... draft, given that those before it were accepted."""
-        return [_ratio(a, n) for a, n in zip(self.accepted_at, self.evaluated_at, strict=True)]
-
-    def as_dict(self) -> dict:
-        return {
-            "rounds": self.rounds,
-            "proposed": self.proposed,
-            "evaluated": self.evaluated,
-            "accepted": self.accepted,
-            "committed": self.committed,
-            "acceptance_rate": self.acceptance_rate,
-            "tokens_per_pass": self.tokens_per_pass,
-            "per_position": self.per_position,
-            "draft_ms": _ms(self.draft_seconds),
-            "verify_ms": _ms(self.verify_seconds) if self.rounds else None,
-            "k_history": list(self.k_history),
-            "theta": self.theta,
-            "off_reason": self.off_reason,
-            "faults": list(self.faults),
-        }
+from .counts import MOST_ROUNDS, Counts, Speculation, milliseconds, ratio
 
 
 @dataclass
@@ -89,14 +12,18 @@ class Timing:
     load_seconds: float | None = None
     prefill_seconds: float | None = None
     decode_seconds: float = 0.0
+    row_seconds: float | None = None  # of a pass over one row, as measured: what a token costs without drafts
 
     def as_dict(self, tokens: int) -> dict:
         decoded = tokens and self.decode_seconds > 0
+        speed, plain = tokens / self.decode_seconds if decoded else None, ratio(1.0, self.row_seconds)
         return {
             "load_s": self.load_seconds,
-            "prefill_ms": _ms(self.prefill_seconds),
-            "decode_ms": _ms(self.decode_seconds) if decoded else None,
-            "tokens_per_second": tokens / self.decode_seconds if decoded else None,
+            "prefill_ms": milliseconds(self.prefill_seconds),
+            "decode_ms": milliseconds(self.decode_seconds) if decoded else None,
+            "tokens_per_second": speed,
+            "plain_tokens_per_second": plain,  # expected of plain decoding; of this request's own rows if alone
+            "estimated_speedup": speed / plain if speed and plain else None,
         }
 
 
@@ -112,6 +39,55 @@ class Memory:
 
 
 @dataclass
+class BatchStats:
+    """Of requests that share passes: what their passes were, and the sums of those that have left."""
+
+    joined: int = 0
+    finished: int = 0
+    passes: int = 0  # of the target, prompts apart
+    rows: int = 0  # in those
+    tokens: int = 0  # into any text
+    verify_seconds: float = 0.0
+    size_history: list[int] = field(default_factory=list)  # requests per pass; begins with pass first_pass
+    first_pass: int = 1
+    speculation: Counts = field(default_factory=Counts)
+
+    def join(self) -> None:
+        self.joined += 1
+
+    def leave(self, stats: Stats) -> None:
+        """A request has ended, however it did."""
+        self.finished += 1
+        self.speculation.merge(stats.speculation)
+
+    def add(self, requests: int, rows: int, tokens: int, seconds: float) -> None:
+        """One pass: ``rows`` of ``requests`` requests, which made ``tokens`` tokens together."""
+        self.passes += 1
+        self.rows += rows
+        self.tokens += tokens
+        self.verify_seconds += seconds
+        self.size_history.append(requests)
+        if len(self.size_history) > 2 * MOST_ROUNDS:
+            del self.size_history[:MOST_ROUNDS]
+            self.first_pass += MOST_ROUNDS
+
+    def as_dict(self) -> dict:
+        return {
+            "joined": self.joined,
+            "finished": self.finished,
+            "passes": self.passes,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "rows_per_pass": ratio(self.rows, self.passes),
+            "tokens_per_pass": ratio(self.tokens, self.passes),
+            "verify_ms": milliseconds(self.verify_seconds) if self.passes else None,
+            "size_history": list(self.size_history),
+            "first_pass": self.first_pass,
+            "speculation": self.speculation.as_dict(),
+        }
+
+
+@dataclass
 class Stats:
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -121,9 +97,11 @@ class Stats:
     backend: str | None = None
     settings: dict = field(default_factory=dict)  # what was in effect, defaults resolved
     swaps: int = 0  # how often the target or the draft was exchanged meanwhile
+    batch: BatchStats | None = None  # of the batch that the request was part of
 
     def as_dict(self) -> dict:
-        return {
+        shared = {} if self.batch is None else {"batch": self.batch.as_dict()}
+        return shared | {
             "usage": {
                 "prompt_tokens": self.prompt_tokens,
                 "completion_tokens": self.completion_tokens,
@@ -135,14 +113,6 @@ class Stats:
             "backend": self.backend,
             "settings": dict(self.settings),
         }
-
-
-def _ratio(part, whole):
-    return part / whole if whole else None
-
-
-def _ms(seconds):
-    return None if seconds is None else seconds * 1e3
 
 
 def peak_memory() -> int | None:

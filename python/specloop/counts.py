@@ -1,0 +1,263 @@
+"""What became of the drafts of one request, round by round and in sums. Unknown is None, never 0.
+
+*Acceptance rate* = accepted / evaluated: a draft after the first refusal was proposed but not evaluated. Others divide
+by what was proposed, so that figure is here as well. *Tokens per pass* counts what came into the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MOST_ROUNDS = 4096  # of which a history keeps at least the newest; so a long text takes no more memory than this
+MOST_EVENTS = 256
+
+
+@dataclass
+class Source:
+    """The part of one kind of draft: "lookup", "model"."""
+
+    rounds: int = 0
+    proposed: int = 0
+    evaluated: int = 0
+    accepted: int = 0
+    committed: int = 0
+
+    def add(self, rounds, proposed, evaluated, accepted, committed) -> None:
+        self.rounds += rounds
+        self.proposed += proposed
+        self.evaluated += evaluated
+        self.accepted += accepted
+        self.committed += committed
+
+    def as_dict(self) -> dict:
+        return {
+            "rounds": self.rounds,
+            "proposed": self.proposed,
+            "evaluated": self.evaluated,
+            "accepted": self.accepted,
+            "committed": self.committed,
+            "acceptance_rate": ratio(self.accepted, self.evaluated),
+        }
+
+
+@dataclass
+class Counts:
+    """Sums over rounds; those of several requests can be added up (``merge``)."""
+
+    rounds: int = 0  # passes of the target after the prompt
+    proposed: int = 0  # drafts; of a tree all nodes
+    evaluated: int = 0  # drafts up to the first refusal; of a tree levels
+    accepted: int = 0  # by the target, also those that an end or a stop string then cut off
+    committed: int = 0  # accepted and in the text
+    tokens: int = 0  # in the text, drafted or not
+    rounds_without_draft: int = 0
+    fallbacks: int = 0  # rounds that had drafts, or a fault in place of them, and none was accepted
+    fault_count: int = 0
+    evaluated_at: list[int] = field(default_factory=list)  # by position of the draft
+    accepted_at: list[int] = field(default_factory=list)
+    histogram: list[int] = field(default_factory=list)  # [a]: rounds with drafts, of which a were accepted
+    by_source: dict[str, Source] = field(default_factory=dict)
+    draft_seconds: float | None = None
+
+    def count(self, proposed, evaluated, accepted, tokens, source) -> None:
+        """One round."""
+        committed = min(accepted, tokens)
+        self.rounds += 1
+        self.tokens += tokens
+        self.proposed += proposed
+        self.evaluated += evaluated
+        self.accepted += accepted
+        self.committed += committed
+        if not proposed:
+            self.rounds_without_draft += 1
+            return
+        _add(self.evaluated_at, [1] * evaluated)
+        _add(self.accepted_at, [1] * accepted + [0] * (evaluated - accepted))
+        _add(self.histogram, [0] * accepted + [1])
+        if source:
+            self.by_source.setdefault(source, Source()).add(1, proposed, evaluated, accepted, committed)
+
+    def merge(self, other: Counts) -> None:
+        """Adds the sums of another request."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("evaluated_at", "accepted_at", "histogram"):
+            _add(getattr(self, name), getattr(other, name))
+        for name, part in other.by_source.items():
+            self.by_source.setdefault(name, Source()).add(
+                part.rounds, part.proposed, part.evaluated, part.accepted, part.committed
+            )
+        if other.draft_seconds is not None:
+            self.draft_seconds = (self.draft_seconds or 0.0) + other.draft_seconds
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        return ratio(self.accepted, self.evaluated)
+
+    @property
+    def tokens_per_pass(self) -> float | None:
+        return ratio(self.tokens, self.rounds)
+
+    @property
+    def mean_draft_length(self) -> float | None:
+        """Drafts per round. Below one, acceptance says little about speed."""
+        return ratio(self.proposed, self.rounds)
+
+    @property
+    def per_position(self) -> list[float | None]:
+        """Acceptance of the first, second, ... draft, given that those before it were accepted."""
+        return [ratio(a, n) for a, n in zip(self.accepted_at, self.evaluated_at, strict=True)]
+
+    def as_dict(self) -> dict:
+        return {
+            "rounds": self.rounds,
+            "proposed": self.proposed,
+            "evaluated": self.evaluated,
+            "accepted": self.accepted,
+            "committed": self.committed,
+            "rounds_without_draft": self.rounds_without_draft,
+            "fallbacks": self.fallbacks,
+            "fault_count": self.fault_count,
+            "acceptance_rate": self.acceptance_rate,
+            "accepted_of_proposed": ratio(self.accepted, self.proposed),
+            "tokens_per_pass": self.tokens_per_pass,
+            "mean_draft_length": self.mean_draft_length,
+            "per_position": self.per_position,
+            "acceptance_histogram": list(self.histogram),
+            "by_source": {name: part.as_dict() for name, part in self.by_source.items()},
+            "draft_ms": milliseconds(self.draft_seconds),
+        }
+
+
+_SUMS = (
+    "rounds",
+    "proposed",
+    "evaluated",
+    "accepted",
+    "committed",
+    "tokens",
+    "rounds_without_draft",
+    "fallbacks",
+    "fault_count",
+)
+
+
+@dataclass
+class Speculation(Counts):
+    """One request's. The loop calls ``add`` once per round, ``end`` where decoding ends or begins again elsewhere."""
+
+    k_history: list[int] = field(default_factory=list)  # drafts per round; histories begin with round first_round
+    accepted_history: list[int] = field(default_factory=list)
+    seconds_history: list[float] = field(default_factory=list)  # of drafting and verifying
+    first_round: int = 1
+    fallbacks_in_a_row: int = 0
+    verify_seconds: float = 0.0  # of passes with this request in them
+    threshold: object | None = None  # the request's threshold.Threshold, of rule "threshold"
+    off_reason: str | None = None
+    faults: list[str] = field(default_factory=list)
+    events: list[dict] = field(default_factory=list)  # {"round", "event": "fault" | "off" | "on", "reason"}
+    _guard: object | None = field(default=None, repr=False)
+    _faults_seen: int = field(default=0, repr=False)
+    _seconds_seen: float = field(default=0.0, repr=False)
+
+    def add(
+        self, proposed, accepted, tokens, seconds, *, evaluated=None, source=None, draft=None, controller=None
+    ) -> None:
+        """One round: ``proposed`` drafts, of which the target accepted ``accepted``; ``tokens`` came into the text.
+
+        ``seconds``: of the pass and its verdict. ``evaluated``: how many drafts were looked at; a chain's are known.
+        ``source``: the drafter's name. ``draft`` and ``controller``: the request's, asked for faults, times and why
+        there was no draft.
+        """
+        evaluated = min(accepted + 1, proposed) if evaluated is None else evaluated
+        self.count(proposed, evaluated, accepted, tokens, source)
+        self.verify_seconds += seconds
+        drafting, faults = self._drafting(draft)
+        if accepted:
+            self.fallbacks_in_a_row = 0
+        elif proposed or faults:
+            self.fallbacks += 1
+            self.fallbacks_in_a_row += 1
+        self.k_history.append(proposed)
+        self.accepted_history.append(accepted)
+        self.seconds_history.append(seconds + drafting)
+        if len(self.k_history) > 2 * MOST_ROUNDS:
+            for history in (self.k_history, self.accepted_history, self.seconds_history):
+                del history[:MOST_ROUNDS]
+            self.first_round += MOST_ROUNDS
+        if controller is not None and draft is not None and draft.draft is not None:
+            self._switched(draft.off_reason or controller.off_reason())
+
+    def end(self, draft, controller) -> None:
+        """Decoding is over, or begins again elsewhere: what the draft took, and why it does not draft, if so."""
+        self._drafting(draft)
+        self.off_reason = draft.off_reason or controller.off_reason()
+        if draft.draft is not None and self.rounds and not self.proposed and not self.off_reason:
+            self.off_reason = "the draft found nothing to propose"
+
+    def _drafting(self, draft) -> tuple[float, int]:
+        """What came since the last call: seconds of drafting, faults."""
+        if draft is None:
+            return 0.0, 0
+        if draft is not self._guard:  # a swap brings another one
+            self._guard, self._faults_seen, self._seconds_seen = draft, 0, 0.0
+        seconds, faults = draft.seconds - self._seconds_seen, list(draft.faults[self._faults_seen :])
+        self._seconds_seen += seconds
+        self._faults_seen += len(faults)
+        if self.rounds and (draft.draft is not None or seconds):
+            self.draft_seconds = (self.draft_seconds or 0.0) + seconds
+        for fault in faults:
+            self._note("fault", fault)
+        self.fault_count += len(faults)
+        self.faults = (self.faults + faults)[-MOST_EVENTS:] if faults else self.faults
+        return seconds, len(faults)
+
+    def _switched(self, reason: str | None) -> None:
+        """Notes when drafting goes off, with the reason, and when it comes back."""
+        if (reason is None) != (self.off_reason is None):
+            self._note(*(("on", "drafting pays again") if reason is None else ("off", reason)))
+        self.off_reason = reason
+
+    def _note(self, event, reason) -> None:
+        self.events.append({"round": self.rounds, "event": event, "reason": reason})
+        del self.events[:-MOST_EVENTS]
+
+    def as_dict(self) -> dict:
+        threshold = self.threshold
+        return super().as_dict() | {
+            "verify_ms": milliseconds(self.verify_seconds) if self.rounds else None,
+            "k_history": list(self.k_history),
+            "accepted_history": list(self.accepted_history),
+            "first_round": self.first_round,
+            "theta": None if threshold is None else threshold.theta,
+            "threshold": None if threshold is None else _lossy(threshold),
+            "off_reason": self.off_reason,
+            "faults": list(self.faults),
+            "events": [dict(event) for event in self.events],
+        }
+
+
+def _lossy(threshold) -> dict:
+    """What the text is worth that a threshold let through; ``path``: theta per round."""
+    return {
+        "start": threshold.start,
+        "window": threshold.window,
+        "set_point": threshold.set_point,
+        "path": list(threshold.path),
+        "agreement": threshold.agreement,
+        "mean_gap": threshold.mean_gap,
+    }
+
+
+def _add(sums: list[int], more: list[int]) -> None:
+    sums.extend([0] * (len(more) - len(sums)))
+    for i, n in enumerate(more):
+        sums[i] += n
+
+
+def ratio(part, whole):
+    return part / whole if whole else None
+
+
+def milliseconds(seconds):
+    return None if seconds is None else seconds * 1e3
