@@ -1,6 +1,7 @@
 """Statistics: what is counted, what is None, what is bounded."""
 
 import math
+import weakref
 
 import pytest
 
@@ -133,6 +134,15 @@ def test_another_draft_in_the_middle_adds_its_own():
         counts.add(1, 1, 2, 0.1, draft=guard, controller=Controller())
         counts.end(guard, Controller())
     assert counts.draft_seconds == 3.0 and counts.faults == ["x", "x"]
+
+
+def test_statistics_keep_no_draft_alive():
+    counts, guard = Speculation(), Guard()
+    gone = weakref.ref(guard)
+    counts.add(1, 1, 2, 0.1, draft=guard, controller=Controller())
+    counts.end(guard, Controller())
+    del guard
+    assert gone() is None
 
 
 def test_a_long_text_takes_bounded_memory():

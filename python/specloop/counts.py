@@ -191,6 +191,7 @@ class Speculation(Counts):
     def end(self, draft, controller) -> None:
         """Decoding is over, or begins again elsewhere: what the draft took, and why it does not draft, if so."""
         self._drafting(draft)
+        self._guard = None  # results live long, and a draft's memory must not
         self.off_reason = draft.off_reason or controller.off_reason()
         if draft.draft is not None and self.rounds and not self.proposed and not self.off_reason:
             self.off_reason = "the draft found nothing to propose"
