@@ -68,7 +68,7 @@ def test_the_sums_of_a_text():
     counts.end(guard, controller)
     report = counts.as_dict()
     assert [report[n] for n in ("rounds", "proposed", "evaluated", "accepted", "committed")] == [5, 11, 8, 6, 5]
-    assert (report["rounds_without_draft"], report["fallbacks"], counts.fallbacks_in_a_row) == (1, 1, 0)
+    assert (report["rounds_without_draft"], report["fallbacks"]) == (1, 1)
     assert report["acceptance_rate"] == 6 / 8 and report["accepted_of_proposed"] == 6 / 11
     assert report["tokens_per_pass"] == 9 / 5 and report["mean_draft_length"] == 11 / 5
     assert report["per_position"] == [3 / 4, 2 / 3, 1.0]
@@ -114,16 +114,7 @@ def test_faults_and_switches_name_their_round():
     assert [(e["round"], e["event"]) for e in counts.events] == [(7, "fault"), (9, "off"), (13, "on")]
     assert counts.events[0]["reason"] == "RuntimeError: boom" and "0.97x" in counts.events[1]["reason"]
     assert counts.faults == guard.faults and counts.fault_count == 1 and counts.off_reason is None
-    assert counts.fallbacks == 1  # a fault counts as one, rounds that nobody wanted drafts for do not
-
-
-def test_fallbacks_in_a_row():
-    counts, guard = Speculation(), Guard()
-    seen = []
-    for proposed, accepted in [(2, 0), (2, 0), (0, 0), (2, 0), (2, 1), (2, 0)]:
-        counts.add(proposed, accepted, accepted + 1, 0.1, draft=guard, controller=Controller())
-        seen.append(counts.fallbacks_in_a_row)
-    assert seen == [1, 2, 2, 3, 0, 1] and counts.fallbacks == 4
+    assert counts.fallbacks == 0  # rounds without drafts are none
 
 
 def test_another_draft_in_the_middle_adds_its_own():
@@ -200,7 +191,7 @@ def test_merge_takes_every_sum(order):
     a.count(3, 2, 1, 2, "lookup")
     b.count(5, 5, 5, 6, "model")
     b.count(0, 0, 0, 1, None)
-    a.draft_seconds, a.fallbacks, b.fault_count = 1.0, 2, 3
+    a.draft_seconds, b.fault_count = 1.0, 3
     total = Counts()
     for part in (a, b)[::order]:
         total.merge(part)

@@ -62,10 +62,13 @@ def generate(
     device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
     threads: Threads = None,
     chat: Chat = None,
-    stats: Annotated[bool, typer.Option("--stats", help="show statistics on stderr")] = False,
+    stats: Annotated[
+        bool, typer.Option("--stats", help="a line about it on stderr meanwhile, statistics after it")
+    ] = False,
     as_json: Json = False,
 ):
     """Continue or answer a prompt."""
+    from .live import View
     from .options import check_draft_model, check_request
 
     options = {
@@ -86,11 +89,10 @@ def generate(
     loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
     pair = _load(model, options["draft"], memory_budget=_bytes(memory_budget), **loading)
     stream = pair.stream(text, **options)
-    with _interrupts(stream.cancel):
+    view = View(stream, shown=stats, out=None if as_json else sys.stdout)
+    with _interrupts(stream.cancel), view:
         for event in stream:
-            if not as_json:
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
+            view.write(event.text)
     result = stream.result
     if as_json:
         print(json.dumps(result.as_dict()))
@@ -220,6 +222,22 @@ def summary(result) -> str:
     ]
     if s.per_position:
         lines.append("acceptance by position: " + " ".join(map(_number, s.per_position)))
+    if len(s.by_source) > 1:
+        parts = (f"{n.committed} tokens by {name}, {n.accepted} of {n.evaluated}" for name, n in s.by_source.items())
+        lines.append("drafts: " + "; ".join(parts))
+    if t["estimated_speedup"] is not None:
+        lines.append(
+            f"one row at a time would be about {_number(t['plain_tokens_per_second'])} tokens/s: "
+            f"{_number(t['estimated_speedup'])}x"
+        )
+    if s.threshold is not None:
+        lines.append(
+            f"lossy: theta {s.threshold.start:.3f} to {s.threshold.theta:.3f}, agreement with the target "
+            f"{_number(s.threshold.agreement)}, mean log-probability gap {_number(s.threshold.mean_gap)}"
+        )
+    if s.fault_count:
+        last = s.events[-1]
+        lines.append(f"{s.fault_count} faults of the draft; last event: round {last['round']}, {last['reason']}")
     if s.off_reason:
         lines.append(f"speculation off: {s.off_reason}")
     if s.proposed and s.proposed < s.rounds:

@@ -51,7 +51,7 @@ class Counts:
     committed: int = 0  # accepted and in the text
     tokens: int = 0  # in the text, drafted or not
     rounds_without_draft: int = 0
-    fallbacks: int = 0  # rounds that had drafts, or a fault in place of them, and none was accepted
+    fallbacks: int = 0  # rounds that had drafts of which none was accepted
     fault_count: int = 0
     evaluated_at: list[int] = field(default_factory=list)  # by position of the draft
     accepted_at: list[int] = field(default_factory=list)
@@ -71,6 +71,7 @@ class Counts:
         if not proposed:
             self.rounds_without_draft += 1
             return
+        self.fallbacks += not accepted
         _add(self.evaluated_at, [1] * evaluated)
         _add(self.accepted_at, [1] * accepted + [0] * (evaluated - accepted))
         _add(self.histogram, [0] * accepted + [1])
@@ -150,7 +151,6 @@ class Speculation(Counts):
     accepted_history: list[int] = field(default_factory=list)
     seconds_history: list[float] = field(default_factory=list)  # of drafting and verifying
     first_round: int = 1
-    fallbacks_in_a_row: int = 0
     verify_seconds: float = 0.0  # of passes with this request in them
     threshold: object | None = None  # the request's threshold.Threshold, of rule "threshold"
     off_reason: str | None = None
@@ -172,12 +172,7 @@ class Speculation(Counts):
         evaluated = min(accepted + 1, proposed) if evaluated is None else evaluated
         self.count(proposed, evaluated, accepted, tokens, source)
         self.verify_seconds += seconds
-        drafting, faults = self._drafting(draft)
-        if accepted:
-            self.fallbacks_in_a_row = 0
-        elif proposed or faults:
-            self.fallbacks += 1
-            self.fallbacks_in_a_row += 1
+        drafting = self._drafting(draft)
         self.k_history.append(proposed)
         self.accepted_history.append(accepted)
         self.seconds_history.append(seconds + drafting)
@@ -196,10 +191,10 @@ class Speculation(Counts):
         if draft.draft is not None and self.rounds and not self.proposed and not self.off_reason:
             self.off_reason = "the draft found nothing to propose"
 
-    def _drafting(self, draft) -> tuple[float, int]:
-        """What came since the last call: seconds of drafting, faults."""
+    def _drafting(self, draft) -> float:
+        """What came since the last call: faults, and seconds of drafting, which are returned."""
         if draft is None:
-            return 0.0, 0
+            return 0.0
         if draft is not self._guard:  # a swap brings another one
             self._guard, self._faults_seen, self._seconds_seen = draft, 0, 0.0
         seconds, faults = draft.seconds - self._seconds_seen, list(draft.faults[self._faults_seen :])
@@ -211,7 +206,7 @@ class Speculation(Counts):
             self._note("fault", fault)
         self.fault_count += len(faults)
         self.faults = (self.faults + faults)[-MOST_EVENTS:] if faults else self.faults
-        return seconds, len(faults)
+        return seconds
 
     def _switched(self, reason: str | None) -> None:
         """Notes when drafting goes off, with the reason, and when it comes back."""
