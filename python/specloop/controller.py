@@ -66,11 +66,16 @@ class Fixed:
     def choose(self, outlook: tuple[int, int]) -> int:
         return min(self.k, outlook[1])
 
-    def observe(self, outlook, proposed: int, accepted: int) -> None:
+    def observe(self, outlook, proposed: int, accepted: int, seconds=None, rows=None) -> None:
         pass
 
     def off_reason(self) -> str | None:
         return None if self.k else "no draft"
+
+
+def plan(controllers, outlooks):
+    """K for each of the requests that share a round."""
+    return [min(c.choose(o), o[1]) for c, o in zip(controllers, outlooks, strict=True)]
 
 
 class Auto:
@@ -113,7 +118,7 @@ class Auto:
                 best, best_k = speed, k
         return best_k, best
 
-    def observe(self, outlook: tuple[int, int], proposed: int, accepted: int) -> None:
+    def observe(self, outlook: tuple[int, int], proposed: int, accepted: int, seconds=None, rows=None) -> None:
         """The fate of a whole round. Rounds that were cut by a stop, the length limit or a fault must not come here."""
         if not proposed:
             return

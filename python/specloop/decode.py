@@ -1,10 +1,14 @@
 """The decode loop: draft, verify, commit, adapt. Plain decoding is the same loop with K = 0.
 
-``request.ids`` (prompt, then what was emitted) is the single truth. The cache always holds all of it but the last id,
-the *pending* one, whose row comes first in the next pass; the draft is told of committed ids only. So decoding can end
-after any round and begin again, with another cache or another model: it fills the cache from the ids. One round:
+``request.ids`` (prompt, then what was emitted) is the single truth. The cache holds a prefix of it, at most all of it
+but the last id, the *pending* one; what it lacks comes first in the next pass. The draft is told of committed ids only.
+So decoding can end after any round and begin again, with another cache or another model: it fills the cache from the
+ids. One round of a request:
 
     K drafts d_1..d_K  ->  forward(pending, d_1, .., d_K) -> K + 1 rows  ->  verify -> d_1..d_tau and one more token
+
+Requests that share a round share its pass, so each block of weights is read once for the rows of all of them. They do
+not see each other: a row's logits depend on its own ids alone, and so does the verdict on it.
 
 Leviathan et al. 2023 and Chen et al. 2023; the tokens are those (T = 0) or have the law (T > 0) of plain decoding.
 """
@@ -13,171 +17,141 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
-import torch
-
-from specdec_kernels import verify
-
+from .acceptance import judge
+from .controller import plan
 from .errors import ModelFault
-from .faults import GuardedDraft
-from .models.base import Cache, Model
-from .stats import Stats
+from .models.base import Part, forward_parts
+from .request import Request
 
 PREFILL_CHUNK = 256  # rows per pass over the prompt: bounds scratch memory and the wait for a cancel
-NO_CANDIDATE, BAD_VALUE = 2, 4  # flag bits of a verdict
+CATCH_UP = 16  # ids that a cache lacks are fed with the round if they are so few, else by themselves
 
 
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 0
+def decode(target, crew: list[Request], *, lock=None, moved=lambda: False) -> Iterator[tuple[Request, int, bool]]:
+    """Yields (request, emitted id, whether a draft had it), id by id, until no request is left or ``moved()`` is true.
 
-
-@dataclass(slots=True)
-class Request:
-    """One text in the making."""
-
-    ids: list[int]  # committed: the prompt, then every emitted id
-    limit: int  # most ids, prompt included
-    sampling: Sampling = Sampling()
-    stop: Callable[[int], bool] = lambda token: False  # sees every emitted id once; True = the text ends with it
-    cancelled: Callable[[], bool] = lambda: False
-    moved: Callable[[], bool] = lambda: False  # True: decoding is to end after this round, and to begin again elsewhere
-    finish_reason: str | None = None  # "stop", "length" or "cancelled" once it has ended
-    stats: Stats = field(default_factory=Stats)
-
-
-def decode(
-    model: Model, cache: Cache, request: Request, draft: GuardedDraft, controller, lock=None
-) -> Iterator[tuple[int, bool]]:
-    """Yields (emitted id, whether the draft had it) one by one until ``request.finish_reason`` is set or it has moved.
-
-    Every id is in ``request.ids`` before it is yielded and none is there that was not; the caller may close the
-    generator at any time. ``lock`` is held while the model's scratch memory is in use, so several requests may take
-    turns on one model; in it ``request.moved`` is asked again before each pass. Raises ModelFault if the logits leave
-    no token to emit.
+    ``crew``: requests may be appended to it at any time, from any thread, and take part from the next round on; those
+    that have ended (``finish_reason`` or ``failure`` is set) are removed. Every id is in ``request.ids`` before it is
+    yielded and none is there that was not; the caller may close the generator at any time, which cancels the requests.
+    ``lock`` is held while the target's scratch memory is in use, so several loops may take turns on one model; in it
+    ``moved`` is asked again before each pass. What a pass raises comes out of here, all requests as after their last
+    round: with the same crew another call goes on.
     """
-    ids, stats, lock = request.ids, request.stats, lock or contextlib.nullcontext()
-    clock = _Clock(stats.timing)
+    lock = lock or contextlib.nullcontext()
+    begun: list[Request] = []
     try:
-        _prefill(model, cache, request, lock)
-        while _may_go_on(request) and not request.moved():
-            clock.start()
-            draft.round()
-            outlook = draft.outlook(ids)
-            k = min(controller.choose(outlook), request.limit - len(ids) - 1)
-            proposal = draft.propose(k)
-            drafts = proposal.tokens
-
-            started = time.perf_counter()
-            with lock:
-                if request.moved():
-                    break
-                tokens, accepted, flags = _pass(model, cache, ids, proposal, request.sampling)
-            seconds = time.perf_counter() - started
-
-            before = len(ids)
-            try:
-                for i, token in enumerate(tokens):
-                    ids.append(token)
-                    request.finish_reason = _ends(model, request, token)
-                    clock.stop()
-                    yield token, i < accepted
-                    clock.start()
-                    if request.finish_reason or not _may_go_on(request):
-                        break
-            finally:
-                committed = len(ids) - before
-                cache.truncate(len(ids) - 1)
-                stats.speculation.add(len(drafts), accepted, committed, seconds)
-            draft.append(ids[before:])
-            if committed == len(tokens):  # a round that was cut says nothing about the drafts behind the cut
-                controller.observe(outlook, len(drafts), accepted)
-            if flags & (NO_CANDIDATE | BAD_VALUE) and not request.finish_reason:
-                raise ModelFault(
-                    f"no token at position {len(ids)} has a probability: the model's logits are NaN or -inf"
-                )
+        while not moved():
+            for request in [r for r in crew if not r.may_go_on()]:
+                crew.remove(request)
+                _end(begun, request)
+            if not crew:
+                return
+            now = list(crew)
+            begun += [r for r in now if r not in begun]
+            late = [r for r in now if r.behind > CATCH_UP]
+            if late:
+                _read(target, late[0], lock, moved)
+            yield from _round(target, [r for r in now if r not in late], lock, moved)
     except GeneratorExit:
-        request.finish_reason = request.finish_reason or "cancelled"
+        for request in begun:
+            request.finish_reason = request.finish_reason or "cancelled"
         raise
     finally:
-        clock.stop()
-        stats.speculation.end(draft, controller)
+        for request in list(begun):
+            _end(begun, request)
 
 
-def _prefill(model, cache, request, lock):
-    """Fills the cache with all of the prompt but its last id."""
-    started = time.perf_counter()
-    last = len(request.ids) - 1
-    while cache.length < last and _may_go_on(request):
-        with lock:
-            if request.moved():
-                break
-            model.forward(request.ids[cache.length : min(cache.length + PREFILL_CHUNK, last)], cache, last=0)
+def _end(begun, request):
+    if request in begun:
+        begun.remove(request)
+        request.end()
+
+
+def _read(target, request, lock, moved):
+    """Feeds a piece of what the cache lacks, usually of the prompt; the last id stays pending."""
+    started, length = time.perf_counter(), request.cache.length
+    with lock:
+        if not moved():
+            tokens = request.ids[length : min(length + PREFILL_CHUNK, len(request.ids) - 1)]
+            forward_parts(target, [Part(request.cache, tokens, 0)])
     timing = request.stats.timing
     timing.prefill_seconds = (timing.prefill_seconds or 0.0) + time.perf_counter() - started
 
 
-def _pass(model, cache, ids, proposal, sampling):
-    """The target's verdict on the drafts after the committed ``ids``."""
-    logits = model.forward([ids[-1], *proposal.tokens], cache, last=len(proposal) + 1)
-    return _verify(logits, proposal, len(ids), sampling)
+def _round(target, crew, lock, moved):
+    """One pass for all of ``crew``."""
+    if not crew:
+        return
+    clock = _Clock(crew)
+    try:
+        outlooks = [_outlook(request) for request in crew]
+        wanted = plan([request.controller for request in crew], outlooks)
+        proposals = [request.draft.propose(k) for request, k in zip(crew, wanted, strict=True)]
+        parts = [_part(request, proposal) for request, proposal in zip(crew, proposals, strict=True)]
+        started = time.perf_counter()
+        with lock:
+            if moved():
+                return
+            verdicts = judge(forward_parts(target, parts), crew, proposals)
+        seconds, rows = time.perf_counter() - started, sum(len(part.tokens) for part in parts)
+        for request, outlook, proposal, verdict in zip(crew, outlooks, proposals, verdicts, strict=True):
+            yield from _commit(request, outlook, proposal, verdict, target.eos_ids, (seconds, rows), clock)
+    finally:
+        clock.stop()
+        for request in crew:  # nothing stays that is not committed, whatever happened
+            request.cache.truncate(min(request.cache.length, len(request.ids) - 1))
 
 
-def _may_go_on(request) -> bool:
-    """False, with the reason noted, if the request must not begin another token."""
-    if request.finish_reason is None:
-        if request.cancelled():
-            request.finish_reason = "cancelled"
-        elif len(request.ids) >= request.limit:
-            request.finish_reason = "length"
-    return request.finish_reason is None
+def _outlook(request):
+    request.draft.round()
+    strength, limit = request.draft.outlook(request.ids)
+    return strength, min(limit, request.room)
 
 
-def _ends(model, request, token) -> str | None:
-    """The reason why the text ends with this token, or None."""
-    if token in model.eos_ids or request.stop(token):
-        return "stop"
-    return "length" if len(request.ids) >= request.limit else None
+def _part(request, proposal):
+    tokens = request.ids[request.cache.length :] + proposal.tokens
+    return Part(request.cache, tokens, len(proposal.tokens) + 1, proposal.parents)
 
 
-def _verify(logits, proposal, position, sampling):
-    """One request's verdict as Python numbers: (emitted tokens, accepted drafts, flags)."""
-    drafts = proposal.tokens
-    vector = lambda values, dtype=torch.int64: torch.tensor(values, dtype=dtype, device=logits.device)
-    verdict = verify(
-        logits,
-        vector(drafts),
-        vector([0, len(drafts)], torch.int32),
-        draft_logits=proposal.logits,
-        draft_ids=proposal.ids,
-        temperature=sampling.temperature,
-        top_k=sampling.top_k,
-        top_p=sampling.top_p,
-        min_p=sampling.min_p,
-        seed=vector([sampling.seed]),
-        position=vector([position]),
-        max_drafts=len(drafts),
-    )
-    tokens, accepted, flags = verdict.tokens[0].tolist(), verdict.num_accepted.item(), verdict.flags.item()
-    return [token for token in tokens if token >= 0], accepted, flags
+def _commit(request, outlook, proposal, verdict, eos_ids, cost, clock):
+    """The verdict's tokens become text, one by one, as long as the text does not end and the caller wants more."""
+    ids, before, proposed = request.ids, len(request.ids), len(proposal.tokens)
+    try:
+        for i, token in enumerate(verdict.tokens):
+            request.take(token, eos_ids)
+            clock.stop()
+            yield request, token, i < verdict.accepted
+            clock.start()
+            if not request.may_go_on():
+                break
+    finally:
+        committed = len(ids) - before
+        if proposal.parents is not None:
+            request.cache.accept(verdict.path[:committed])
+        verdict.note(request, committed)
+        request.stats.speculation.add(proposed, verdict.accepted, committed, cost[0])
+    request.draft.append(ids[before:])
+    if committed == len(verdict.tokens):
+        request.observe(outlook, proposed, verdict.accepted, *cost)
+    if verdict.stuck and request.finish_reason is None:
+        where = f"no token at position {len(ids)} has a probability"
+        request.failure = ModelFault(f"{where}: the model's logits are NaN or -inf, or all ids are forbidden")
 
 
 class _Clock:
     """Adds up the time that decoding takes, without the time that the caller spends on a token."""
 
-    def __init__(self, timing):
-        self.timing, self.started = timing, None
+    def __init__(self, crew):
+        self.timings = [request.stats.timing for request in crew]
+        self.start()
 
     def start(self):
         self.started = time.perf_counter()
 
     def stop(self):
         if self.started is not None:
-            self.timing.decode_seconds += time.perf_counter() - self.started
-            self.started = None
+            seconds, self.started = time.perf_counter() - self.started, None
+            for timing in self.timings:
+                timing.decode_seconds += seconds

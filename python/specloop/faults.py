@@ -45,6 +45,7 @@ class GuardedDraft:
         self._gone: str | None = None
         self._strikes = 0  # faults since the draft was last known to be well
         self._pause, self._wait = FIRST_PAUSE, 0  # rounds: the next pause; what is left of this one
+        self._resting: str | None = None  # why, if not because of faults
         self._timely = getattr(draft, "timely", False)
         self._worker: _Worker | None = None
         self._warned = False
@@ -54,10 +55,16 @@ class GuardedDraft:
         """Frees the draft: from the next round on there is none."""
         self._gone, self.draft = why, None
 
+    def rest(self, rounds: int, why: str) -> None:
+        """No drafts for so many rounds."""
+        self._wait, self._resting = max(self._wait, rounds + 1), why
+
     @property
     def off_reason(self) -> str | None:
         if self._gone is not None:
             return self._gone
+        if self._wait and self._resting:
+            return self._resting
         if self._wait:
             return f"the draft failed {len(self.faults)} times; last: {self.faults[-1]}"
         return f"the draft is still busy; {self.faults[-1]}" if self._busy else None
@@ -69,6 +76,8 @@ class GuardedDraft:
     def round(self) -> None:
         """A round of the decode loop begins."""
         self._wait = max(0, self._wait - 1)
+        if not self._wait:
+            self._resting = None
 
     def outlook(self, ids: Sequence[int]) -> tuple[int, int]:
         """The draft's outlook after the committed ``ids``; (0, 0) if there is no draft, or it is off or busy."""

@@ -240,6 +240,17 @@ def check_prompts(prompts) -> list:
     return list(prompts)
 
 
+def check_each(each, prompts, batch_size) -> list[dict]:
+    """Options of single requests of a batch: a dict for each of so many prompts."""
+    if batch_size is not None:
+        integer("batch_size", batch_size, 1)
+    if each is None:
+        return [{}] * prompts
+    if not isinstance(each, Sequence) or len(each) != prompts or not all(isinstance(e, Mapping) for e in each):
+        raise OptionError(f"each: expected a list of {prompts} dicts, one per prompt, got {show(each)}")
+    return list(each)
+
+
 def is_model(draft) -> bool:
     """Whether a draft that was checked is a model, by its name or by what makes it."""
     return draft not in DRAFTS

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 
 from .options import (
     Options,
     check_draft_model,
+    check_each,
     check_k,
     check_load,
+    check_prompts,
     check_request,
     check_target,
     is_model,
     resolve_aliases,
 )
+from .batch import play
 from .prompts import prompt_ids
+from .session import Result, Session
 from .stage import Stage, opener
-from .streaming import Result, Stream
+from .streaming import Stream
 
 
 def load(
@@ -68,20 +73,47 @@ class Pair(Stage):
         """The whole text. ``prompt``: a string, chat messages (list of {"role", "content"}), or token ids.
 
         ``cancel``: a threading.Event or a function that says whether to stop. Options and their defaults:
-        :func:`specloop.options.check_request`; Hugging Face's names are understood.
+        :func:`specloop.options.check_request`; Hugging Face's names are understood. What a callback raises ends the
+        request and comes out of here. An error that ended the text has what there was until then as its ``result``.
         """
-        options, follows = self._checked(options)
-        while True:
-            stream = Stream(self, self.encode(prompt, options), options, cancel, follows=follows, whole=True)
-            for _ in stream:
-                pass
-            if stream.result.finish_reason is not None:
-                return stream.result
+        return self.generate_batch([prompt], cancel=cancel, **options)[0]
 
     def stream(self, prompt, *, cancel=None, **options) -> Stream:
         """An iterator of :class:`Event`, one per token, as they are made. Options as in :meth:`generate`."""
+        return Stream(self, self._session(prompt, options, cancel))
+
+    def generate_batch(self, prompts, *, each=None, batch_size=None, cancel=None, **options) -> list[Result]:
+        """The texts of several prompts, whose requests share passes: each weight is read once for all of them.
+
+        Every text is the one that :meth:`generate` makes of its prompt. ``each``: a list with options of single
+        requests, one dict per prompt (a seed, say). ``batch_size``: most requests at once; None = as many as memory
+        allows. ``cancel`` ends all of them, and so does what a callback raises, which comes out of here. Raises what
+        :meth:`generate` raises of a single request when the others are through; the error has all ``results``.
+        """
+        prompts = check_prompts(prompts)
+        each = check_each(each, len(prompts), batch_size)
+        of = lambda i: self._session(prompts[i], options | dict(each[i]), cancel, index=i)
+        sessions = [of(i) for i in range(len(prompts))]
+        todo = sessions
+        while todo:  # again where the target was exchanged, and nobody has seen a token
+            with contextlib.closing(play(self, todo, size=batch_size, whole=True)) as tokens:
+                for session, token, from_draft in tokens:
+                    session.event(token, from_draft)
+            todo = [session for session in todo if not session.ended()]
+            for i in [session.index for session in todo]:
+                sessions[i] = of(i)
+            todo = [sessions[session.index] for session in todo]
+        results = [session.result for session in sessions]
+        for session in sessions:
+            error = session.failure
+            if error is not None:
+                error.results = results
+                raise error
+        return results
+
+    def _session(self, prompt, options, cancel, *, index=0) -> Session:
         options, follows = self._checked(options)
-        return Stream(self, self.encode(prompt, options), options, cancel, follows=follows)
+        return Session(self, self.encode(prompt, options), options, cancel, follows=follows, index=index)
 
     def _checked(self, options) -> tuple[Options, bool]:
         """The options, and whether the draft is the pair's, to go with it when it is exchanged."""

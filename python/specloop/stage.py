@@ -270,6 +270,11 @@ class Stage:
         version = self._draft.version
         return version.costs[0] if version is not None else 0.0
 
+    @property
+    def place(self):
+        """Where the target is."""
+        return self._target
+
     def seat(self, capacity):
         """For a request of so many tokens: the target with a cache."""
         return self._target.seat(capacity, self.pressure)

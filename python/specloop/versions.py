@@ -52,6 +52,22 @@ class Place:
         self.generation = 0  # how often it was exchanged
         self._seats, self._seats_lock = weakref.WeakSet(), threading.Lock()
 
+    @property
+    def eos_ids(self):
+        return self.get().model.eos_ids
+
+    def forward_parts(self, parts):
+        """A pass for requests that have seats here; the caller holds the lock."""
+        if len(parts) == 1:
+            return parts[0].cache.forward(parts[0].tokens, parts[0].cache, last=parts[0].last)
+        import torch
+
+        return torch.cat([part.cache.forward(part.tokens, part.cache, last=part.last).clone() for part in parts])
+
+    def room(self, capacity) -> int:
+        """How many more requests of so many ids have room for their caches."""
+        return 1
+
     def seat(self, capacity, account=None) -> Seat:
         seat = Seat(self, capacity, account)
         with self._seats_lock:

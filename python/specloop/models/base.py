@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,3 +37,24 @@ class Model(Protocol):
         that row alone: not on how many rows came in one call, nor on how the ids were cut into calls. The tensor is
         valid until the next call.
         """
+
+
+class Part(NamedTuple):
+    """One request's share of a pass."""
+
+    cache: Cache
+    tokens: list[int]
+    last: int
+    parents: list[int] | None = None
+
+
+def forward_parts(target, parts):
+    """The rows of each part, one after the other."""
+    own = getattr(target, "forward_parts", None)
+    if own is not None:
+        return own(parts)
+    import torch
+
+    if len(parts) == 1:
+        return target.forward(parts[0].tokens, parts[0].cache, last=parts[0].last)
+    return torch.cat([target.forward(part.tokens, part.cache, last=part.last).clone() for part in parts])

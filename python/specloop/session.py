@@ -1,0 +1,207 @@
+"""One request with all that belongs to it: its seat at the model, its draft, and the text that its ids make."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .options import Options
+from .stats import Stats, peak_memory
+from .stops import StopMatcher
+
+if TYPE_CHECKING:
+    from .pair import Pair
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One emitted token. ``text`` is valid UTF-8, "" while a character or a possible stop string is incomplete.
+
+    ``finish_reason`` is set in the last event. Only after a cancel may there be an event without a token (``token``
+    None): the text that was held back. ``index``: the request's, in a batch.
+    """
+
+    token: int | None
+    text: str
+    from_draft: bool = False
+    finish_reason: str | None = None
+    index: int = 0
+
+
+@dataclass(slots=True)
+class Result:
+    text: str
+    tokens: list[int]  # emitted ids, with the one that ended the text (EOS, or the last of a stop string)
+    finish_reason: str | None
+    stats: Stats
+    logprobs: list | None = None  # (log-probability, [(id, log-probability) of the likeliest] or None) per token
+
+    def as_dict(self) -> dict:
+        head = {"text": self.text, "tokens": list(self.tokens), "finish_reason": self.finish_reason}
+        if self.logprobs is not None:
+            head["logprobs"] = [{"logprob": own, "top": top and [list(pair) for pair in top]} for own, top in self.logprobs]
+        return head | self.stats.as_dict()
+
+
+class Reader:
+    """Ids in, text out: whole characters only, nothing of a stop string, nothing after it."""
+
+    def __init__(self, tokenizer, stops: Sequence[str]):
+        from .text.tokenizer import StreamDecoder
+
+        self._decoder = StreamDecoder(tokenizer, special=False)
+        self._stops = StopMatcher(stops)
+        self._text = ""
+
+    def push(self, token: int) -> bool:
+        """Whether the text ends with this token."""
+        self._text += self._stops.push(self._decoder.push(token))
+        return self._stops.hit is not None
+
+    def take(self, *, end: bool) -> str:
+        """What became readable since the last call; at the end also what was held back."""
+        if end:
+            self._text += self._stops.push(self._decoder.flush()) + self._stops.flush()
+        text, self._text = self._text, ""
+        return text
+
+
+class Session:
+    """``ids``: the prompt. ``cancel``: an event or a function. ``follows``: the draft is the pair's, and is exchanged
+    when that is.
+    """
+
+    def __init__(self, pair: Pair, ids: list[int], options: Options, cancel=None, *, follows=False, index=0):
+        from .request import Request, Sampling
+
+        self._pair, self._options, self._follows, self.index = pair, options, follows, index
+        self._cancel, self._prompt_tokens, self._texts = threading.Event(), len(ids), []
+        self._reader = Reader(pair.tokenizer, options.stop)
+        limit = min(len(ids) + options.max_new_tokens, pair.context)
+        self.seat = pair.seat(max(limit - 1, 1))
+        draft = make_draft(pair, options, limit, follows)
+        self.request = Request(
+            ids,
+            limit,
+            self.seat,
+            draft,
+            make_controller(pair, options, draft),
+            Sampling(options.temperature, options.top_k, options.top_p, options.min_p, options.seed),
+            self._reader.push,
+            _either(self._cancel, cancel),
+            rule={"lossless": "token"}.get(options.rule, options.rule),
+            logprobs=None if options.logprobs is None else [],
+            top_logprobs=options.logprobs or 0,
+            draft_until=options.draft_until,
+            on_fallbacks=options.on_fallbacks,
+            max_fallbacks=options.max_fallbacks,
+        )
+        stats, model = self.request.stats, pair.model
+        stats.prompt_tokens, stats.timing.load_seconds = len(ids), pair.load_seconds
+        stats.settings = pair.settings | options.as_dict() | {"generation": pair.generation}
+        stats.backend = backend_name(model)
+        stats.memory.budget = pair.budget
+
+    def begin_again(self) -> None:
+        """After an exchange: another draft and controller, for what the pair has now."""
+        request = self.request
+        request.draft = make_draft(self._pair, self._options, request.limit, self._follows)
+        request.controller = make_controller(self._pair, self._options, request.draft)
+        request.stats.swaps += 1
+
+    def event(self, token: int | None, from_draft: bool) -> Event | None:
+        """What the caller is told of an emitted token; with None of the end, if there is text left."""
+        reason = self.request.finish_reason
+        if token is None or reason is not None:
+            self.seat.leave()
+        text = self._keep(self._reader.take(end=reason is not None))
+        if token is None and not text:
+            return None
+        event = Event(token, text, from_draft, reason, self.index)
+        if self._options.callback is not None:
+            self._options.callback(event)
+        return event
+
+    def ended(self) -> bool:
+        """Whether the text is complete, after the last of its tokens; what was held back goes out."""
+        if self.request.finish_reason is not None:
+            self.event(None, False)
+        return self.request.finish_reason is not None or self.request.failure is not None
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the request could not go on, if so; with ``result``, what there was until then."""
+        error = self.request.failure
+        if error is not None:
+            error.result = self.result
+        return error
+
+    def cancel(self) -> None:
+        self._cancel.set()
+
+    def close(self) -> None:
+        """Ends the request if nothing else has, and gives back its memory."""
+        if self.request.finish_reason is None:
+            self.request.finish_reason = "cancelled"
+        self.seat.leave()
+        self._keep(self._reader.take(end=True))
+
+    def _keep(self, text: str) -> str:
+        self._texts.append(text)
+        return text
+
+    @property
+    def result(self) -> Result:
+        """What there is so far."""
+        request = self.request
+        tokens, memory = request.ids[self._prompt_tokens :], request.stats.memory
+        request.stats.completion_tokens = len(tokens)
+        memory.peak, memory.resident = peak_memory(), self.seat.resident_bytes
+        memory.streamed_bytes, memory.released = self.seat.streamed_bytes, list(self.seat.released)
+        return Result("".join(self._texts), tokens, request.finish_reason, request.stats, request.logprobs)
+
+
+def _either(event, cancel):
+    """One function for both ways in which a request is cancelled; ``cancel``: an event, a function, or None."""
+    also = cancel.is_set if hasattr(cancel, "is_set") else cancel
+    return lambda: event.is_set() or bool(also and also())
+
+
+def make_draft(pair, options, limit, follows):
+    from .drafts.lookup import LookupDraft
+    from .drafts.model import ModelDraft
+    from .faults import GuardedDraft
+
+    name, model, draft = pair.draft if follows else options.draft, pair.model, None
+    most = max(options.k if isinstance(options.k, int) else 8, 8)
+    if options.k == 0 or name == "none":
+        pass
+    elif name == "lookup":
+        draft = LookupDraft(max_tokens=most)
+    else:
+        draft = ModelDraft(pair.draft_seat(limit), model.vocab_size, most)
+    guarded = GuardedDraft(draft, model.vocab_size, model.eos_ids)
+    pair.pressure.watch(guarded)
+    return guarded
+
+
+def make_controller(pair, options, draft):
+    from .controller import Auto, Fixed
+
+    if draft.draft is None or options.max_new_tokens < 2:
+        return Fixed(0)
+    cost = pair.draft_cost if draft.draft.name == "model" else 0.0
+    return Auto(pair.costs, cost) if options.k == "auto" else Fixed(options.k)
+
+
+def backend_name(model) -> str | None:
+    """Which backend does the model's work, with its instruction set: "cpu/avx2", "cuda", "reference"."""
+    from specdec_kernels import native, registry
+
+    try:
+        name = registry.candidates("linear_int8", getattr(model, "device_type", "cpu"))[0][0]
+    except registry.BackendUnavailable:
+        return None
+    return f"{name}/{native.cpu.isa()}" if name == "cpu" else name
