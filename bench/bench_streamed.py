@@ -16,13 +16,14 @@ import time
 from specloop.bench import load_prompts
 from specloop.controller import Auto, Fixed, measure_costs
 from specloop.convert import cached_pack
-from specloop.decode import Request, decode
+from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
 from specloop.faults import GuardedDraft
 from specloop.formats.locate import find_model, open_checkpoint
 from specloop.loader import load_pack
 from specloop.options import check_request
 from specloop.pair import Pair
+from specloop.request import Request
 
 ACCEPTANCE, K = 0.8, 4
 SEEDS = 12  # texts of the scripted draft: one has too few rounds for its tokens per pass to be near their mean
@@ -69,11 +70,11 @@ class Marked:
 
 def timed(model, ids, tokens, draft, controller):
     """Decodes, and counts from the second round to the last."""
-    request = Request(list(ids), len(ids) + tokens)
-    cache = model.new_cache(request.limit)
     stats = lambda: model.weights.stream.stats
     marked = Marked(controller, lambda: (time.perf_counter(), len(request.ids), stats()))
-    for _ in decode(model, cache, request, GuardedDraft(draft, model.vocab_size, ()), marked):
+    limit = len(ids) + tokens
+    request = Request(list(ids), limit, model.new_cache(limit), GuardedDraft(draft, model.vocab_size), marked)
+    for _ in decode(model, [request]):
         pass
     # The first round waits for the prompt's pass; with so few rounds that nothing else is left it has to do.
     (start, first, before), (end, last, after) = marked.marks[1 if len(marked.marks) > 2 else 0], marked.marks[-1]

@@ -7,6 +7,10 @@ import math
 
 import torch
 
+from specloop.controller import Fixed
+from specloop.faults import GuardedDraft
+from specloop.request import Request, Sampling
+
 
 class ScriptedCache:
     def __init__(self, capacity):
@@ -109,6 +113,18 @@ def flaky(model, period):
     return FunctionDraft(
         lambda prefix, j: (argmax(model.logits(prefix)) + (len(prefix) % period == 0)) % model.vocab_size
     )
+
+
+def guarded(model, draft):
+    return draft if isinstance(draft, GuardedDraft) else GuardedDraft(draft, model.vocab_size, model.eos_ids)
+
+
+def request_for(model, prompt, tokens, draft=None, controller=None, *, k=0, sampling=None, **options):
+    """A request for so many tokens, with a cache of the model's."""
+    limit = len(prompt) + tokens
+    cache = model.new_cache(max(limit - 1, 1))
+    sampling = Sampling(**(sampling or {}))
+    return Request(list(prompt), limit, cache, guarded(model, draft), controller or Fixed(k), sampling, **options)
 
 
 class ToyTokenizer:

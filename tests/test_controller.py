@@ -7,11 +7,10 @@ import time
 import pytest
 import torch
 
-from scripted import FunctionDraft, anti, oracle, scripted
+from scripted import FunctionDraft, anti, oracle, request_for, scripted
 from specloop.controller import FIRST_PAUSE, LONGEST_PAUSE, PROBE, Auto, Fixed, measure_costs
-from specloop.decode import Request, decode
+from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
-from specloop.faults import GuardedDraft
 
 CHEAP = [1.0, 1.06, 1.12, 1.18, 1.25, 1.4, 1.5, 1.6, 1.7]  # reads every weight once per pass
 BLAS = [1.0, 1.9, 1.9, 1.9, 1.9, 1.95, 1.95, 2.0, 2.0]  # the second row costs as much as the first
@@ -130,9 +129,8 @@ def test_fixed_takes_what_there_is():
 
 
 def decoded(model, draft, tokens=120):
-    request = Request([1, 2], 2 + tokens)
-    controller = Auto(CHEAP)
-    list(decode(model, model.new_cache(400), request, GuardedDraft(draft, model.vocab_size), controller))
+    request = request_for(model, [1, 2], tokens, draft, Auto(CHEAP))
+    list(decode(model, [request]))
     cost = sum(CHEAP[k] for k in request.stats.speculation.k_history)
     return request, tokens / cost
 
@@ -161,8 +159,8 @@ def test_rounds_that_were_cut_teach_nothing():
             seen.append(args)
 
     model = scripted(lambda prefix: 9 if len(prefix) == 4 else 1, 10, eos_ids=[9])
-    request = Request([1, 2], 40)
-    list(decode(model, model.new_cache(40), request, GuardedDraft(oracle(model), 10), Spy([1.0] * 9)))
+    request = request_for(model, [1, 2], 38, oracle(model), Spy([1.0] * 9))
+    list(decode(model, [request]))
     assert request.ids == [1, 2, 1, 1, 9] and seen == []
 
 

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from scripted import FunctionDraft, Scripted, anti, argmax, flaky, oracle, reading, scripted
-from specloop.controller import Fixed
-from specloop.decode import Request, Sampling, decode
+from scripted import FunctionDraft, Scripted, anti, argmax, flaky, oracle, reading, request_for, scripted
+from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
 from specloop.errors import ModelFault
 from specloop.faults import GuardedDraft
@@ -17,11 +16,10 @@ KS = [0, 1, 2, 3, 5, 8]
 
 def run(model, prompt, tokens, *, draft=None, k=0, controller=None, take=None, **options):
     """(emitted ids, request) of one decoded text; stops asking after ``take`` ids."""
-    request = Request(list(prompt), len(prompt) + tokens, Sampling(**options.pop("sampling", {})), **options)
-    cache = model.new_cache(max(request.limit - 1, 1))
-    emitted = []
-    stream = decode(model, cache, request, guarded(model, draft), controller or Fixed(k))
-    for token, _ in stream:
+    request = request_for(model, prompt, tokens, draft, controller, k=k, **options)
+    cache, emitted = request.cache, []
+    stream = decode(model, [request])
+    for _, token, _ in stream:
         emitted.append(token)
         assert request.ids[len(prompt) :] == emitted
         if len(emitted) == take:
@@ -32,10 +30,6 @@ def run(model, prompt, tokens, *, draft=None, k=0, controller=None, take=None, *
     if emitted:
         assert cache.length == len(request.ids) - 1
     return emitted, request
-
-
-def guarded(model, draft):
-    return draft if isinstance(draft, GuardedDraft) else GuardedDraft(draft, model.vocab_size, model.eos_ids)
 
 
 def by_position():
@@ -77,7 +71,7 @@ def test_an_oracle_is_always_accepted(k):
 @pytest.mark.parametrize("k", KS[1:])
 def test_an_anti_oracle_never_is(k):
     model = by_content()
-    _, request = run(model, [1], 50, draft=anti(model), k=k)
+    _, request = run(model, [1], 50, draft=anti(model), k=k, max_fallbacks=1000)
     counts = request.stats.speculation
     assert counts.accepted == 0 and counts.rounds == 50
     assert counts.evaluated == 49  # one per round; the last round has room for one token and no draft
@@ -97,14 +91,14 @@ def test_a_flaky_draft_is_accepted_exactly_where_it_is_right(period):
     assert (request.stats.speculation.rounds, request.stats.speculation.accepted) == (rounds, accepted)
 
 
-def test_a_cache_that_is_cleared_instead_of_rolled_back_would_show():
+def test_a_cache_that_forgets_instead_of_rolling_back_would_show():
     """The test bench itself: this fault must be caught by the checks above."""
     model = by_content()
-    cut = type(model.new_cache(1)).truncate
 
     class Amnesia(type(model.new_cache(1))):
         def truncate(self, length):
-            cut(self, 0 if length < self.length else length)
+            if length < self.length:
+                self.ids[:] = [0] * length
 
     model.new_cache = Amnesia
     with pytest.raises(AssertionError):
@@ -308,11 +302,9 @@ def test_a_slow_draft_is_a_fault(monkeypatch):
 def test_logits_without_a_candidate_end_the_request_clearly(bad):
     good = by_content()
     model = Scripted(lambda prefix: [bad] * 11 if len(prefix) == 6 else good.logits(prefix), 11)
-    request = Request([1, 2], 30)
-    emitted = []
-    with pytest.raises(ModelFault, match="position 6"):
-        for token, _ in decode(model, model.new_cache(30), request, guarded(model, oracle(good)), Fixed(5)):
-            emitted.append(token)
+    request = request_for(model, [1, 2], 28, oracle(good), k=5)
+    emitted = [token for _, token, _ in decode(model, [request])]
+    assert isinstance(request.failure, ModelFault) and "position 6" in str(request.failure)
     assert emitted == plain(good, [1, 2], 4)
     assert model.caches[0].ids == request.ids[:-1]
 
@@ -337,15 +329,15 @@ def test_prompt_in_pieces_is_the_prompt(monkeypatch):
 
 
 def test_the_round_is_named_by_the_number_of_committed_ids(monkeypatch):
-    import specloop.decode
+    import specloop.acceptance
 
-    model, seen, inner = by_content(), [], specloop.decode.verify
+    model, seen, inner = by_content(), [], specloop.acceptance.verify
 
     def spy(*args, position, seed, **kwargs):
         seen.append((position.tolist(), seed.tolist()))
         return inner(*args, position=position, seed=seed, **kwargs)
 
-    monkeypatch.setattr(specloop.decode, "verify", spy)
+    monkeypatch.setattr(specloop.acceptance, "verify", spy)
     run(model, [1, 2, 3], 10, draft=oracle(model), k=2, sampling={"seed": -5})
     assert seen == [([3], [-5]), ([6], [-5]), ([9], [-5]), ([12], [-5])]
 
@@ -364,8 +356,8 @@ def test_two_requests_take_turns_on_one_model():
     model = by_content()
     streams, requests = [], []
     for prompt in ([1, 2], [3, 4, 5]):
-        requests.append(Request(list(prompt), len(prompt) + 20))
-        streams.append(decode(model, model.new_cache(30), requests[-1], guarded(model, oracle(model)), Fixed(3)))
+        requests.append(request_for(model, prompt, 20, oracle(model), k=3))
+        streams.append(decode(model, [requests[-1]]))
     for _ in range(20):
         for stream in streams:
             next(stream)
@@ -375,8 +367,8 @@ def test_two_requests_take_turns_on_one_model():
 
 def test_ids_say_whether_the_draft_had_them():
     model = by_content()
-    request = Request([1], 13)
-    origin = [mark for _, mark in decode(model, model.new_cache(20), request, guarded(model, oracle(model)), Fixed(3))]
+    request = request_for(model, [1], 12, oracle(model), k=3)
+    origin = [mark for _, _, mark in decode(model, [request])]
     assert origin == [True, True, True, False] * 3
 
 

@@ -14,12 +14,11 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-import specloop.decode as loop
-from scripted import FunctionDraft, Scripted, law
+import specloop.acceptance
+from scripted import FunctionDraft, Scripted, law, request_for
 from specloop.controller import Auto, Fixed
-from specloop.decode import Request, Sampling, decode
+from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
-from specloop.faults import GuardedDraft
 
 VOCAB, LENGTH, PROMPT = 3, 4, [0, 1, 0]
 
@@ -54,10 +53,10 @@ CONTROLLERS = {
 }
 
 
-def text_of(draft, controller, sampling):
-    request = Request(list(PROMPT), len(PROMPT) + LENGTH, sampling)
+def text_of(draft, controller, **sampling):
     target = model()
-    list(decode(target, target.new_cache(16), request, GuardedDraft(draft, VOCAB), controller))
+    request = request_for(target, PROMPT, LENGTH, draft, controller, sampling=sampling)
+    list(decode(target, [request]))
     return tuple(request.ids[len(PROMPT) :])
 
 
@@ -102,16 +101,18 @@ def ideal_verify(branches, *, shift=0, redraw=False):
             tokens.append(branches.pick(p))
             break
         accepted = torch.tensor([len(tokens) - 1])
-        return SimpleNamespace(tokens=torch.tensor([tokens]), num_accepted=accepted, flags=torch.tensor([0]))
+        return SimpleNamespace(
+            tokens=torch.tensor([tokens]), num_accepted=accepted, flags=torch.tensor([0]), logprobs=None
+        )
 
     return verify
 
 
 def law_of_texts(monkeypatch, draft, controller, temperature, **faults):
     found, branches = Counter(), Branches()
-    monkeypatch.setattr(loop, "verify", ideal_verify(branches, **faults))
+    monkeypatch.setattr(specloop.acceptance, "verify", ideal_verify(branches, **faults))
     for branch in branches:
-        text = text_of(draft(), controller(), Sampling(temperature))
+        text = text_of(draft(), controller(), temperature=temperature)
         found[text] += branch.weight
     return found
 
@@ -140,7 +141,7 @@ SEEDS = 2000
 
 def p_value(draft, controller, temperature):
     want = wanted(temperature)
-    found = Counter(text_of(draft(), controller(), Sampling(temperature, seed=seed)) for seed in range(SEEDS))
+    found = Counter(text_of(draft(), controller(), temperature=temperature, seed=seed) for seed in range(SEEDS))
     texts = sorted(want)
     return chisquare([found[t] for t in texts], [want[t] * SEEDS for t in texts]).pvalue
 
@@ -151,10 +152,10 @@ def test_real_coins_over_several_rounds(controller):
 
 
 def test_a_number_used_in_two_rounds_is_found(monkeypatch):
-    inner = loop.verify
+    inner = specloop.acceptance.verify
 
     def stuck(*args, position, **kwargs):
         return inner(*args, position=torch.zeros_like(position), **kwargs)
 
-    monkeypatch.setattr(loop, "verify", stuck)
+    monkeypatch.setattr(specloop.acceptance, "verify", stuck)
     assert p_value(DRAFTS["by prefix"], CONTROLLERS["k=2"], 1.0) < 1e-6

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from scripted import anti, oracle
-from specloop.controller import Fixed
-from specloop.decode import Request, decode
+from scripted import anti, oracle, request_for
+from specloop.decode import decode
 from specloop.drafts.model import ModelDraft
 from specloop.errors import OptionError
 from specloop.faults import GuardedDraft
@@ -51,9 +50,8 @@ def test_refused_positions_leave_nothing_behind(kind, passes, k):
             return [float(token == text[len(prefix) - len(PROMPT)]) for token in range(CONFIG.vocab)]
 
     text, model = alone(1, PROMPT, 40), build(seed=1)
-    request = Request(list(PROMPT), len(PROMPT) + 30)
-    guarded = GuardedDraft(kind(Rows()), CONFIG.vocab)
-    assert [token for token, _ in decode(model, model.new_cache(64), request, guarded, Fixed(k))] == text[:30]
+    request = request_for(model, PROMPT, 30, GuardedDraft(kind(Rows()), CONFIG.vocab), k=k)
+    assert [token for _, token, _ in decode(model, [request])] == text[:30]
     assert request.stats.speculation.rounds == passes(k)
 
 
@@ -154,19 +152,19 @@ def test_sampled_text_depends_on_the_seed_alone():
 
 
 def test_the_controller_knows_what_a_draft_costs():
-    from specloop.streaming import _controller, _draft
+    from specloop.session import make_controller, make_draft
 
     with drafted(k="auto") as pair:
         pair.ready()
         pair._draft.version.costs, pair._target.version.costs = [0.01], [0.5] * 9
         options, follows = pair._checked({})
-        auto = _controller(pair, options, _draft(pair, options, 64, follows))
+        auto = make_controller(pair, options, make_draft(pair, options, 64, follows))
         assert auto.draft_cost == 0.02 and auto.choose((0, 8)) > 0
         options, follows = pair._checked({"draft": "lookup"})
-        assert _controller(pair, options, _draft(pair, options, 64, follows)).draft_cost == 0
+        assert make_controller(pair, options, make_draft(pair, options, 64, follows)).draft_cost == 0
         options, follows = pair._checked({})
         pair._draft.version.costs = [5.0]  # ten times a pass of the target
-        auto = _controller(pair, options, _draft(pair, options, 64, follows))
+        auto = make_controller(pair, options, make_draft(pair, options, 64, follows))
         assert auto.choose((0, 8)) == 0 and "does not pay" in auto.off_reason()
         assert pair.generate(PROMPT, max_new_tokens=12).tokens == alone(1, PROMPT, 12)
 

@@ -1,8 +1,8 @@
 """One round's verdicts: the target's rows and the proposals of several requests in, emitted tokens out.
 
-Chains are judged by ``specdec_kernels.verify``, trees by ``verify_tree``; requests with the same rule share a call, each
-with its own temperature, filters and seed. A round is named by the number of committed ids, so random numbers are a
-function of seed and text, not of what was drafted before or of who else is in the batch.
+Chains are judged by ``specdec_kernels.verify``, trees by ``verify_tree``. Requests with the same rule share a call,
+each with its own temperature, filters and seed. A round is named by the number of committed ids, so random numbers are
+a function of seed and text, not of what was drafted before or of who else is in the batch.
 """
 
 from __future__ import annotations

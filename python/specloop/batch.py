@@ -21,8 +21,8 @@ def play(pair, sessions: Sequence[Session], *, size=None, whole=False) -> Iterat
     """Yields (session, emitted id, whether a draft had it) until all have ended, at most ``size`` of them running.
 
     Decoding begins anew, from the committed ids, whenever a target or a draft was exchanged; with ``whole`` it ends
-    there instead if the target was, and requests that were not through have no finish reason. What ended a request other
-    than by itself is its ``request.failure``. Closing the generator ends all of them as cancelled.
+    there instead if the target was, and requests that were not through have no finish reason. What ended a request
+    other than by itself is its ``request.failure``. Closing the generator ends all of them as cancelled.
     """
     from .decode import decode
 

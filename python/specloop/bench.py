@@ -212,8 +212,8 @@ class _Llama:
         import time
 
         from .options import check_request
+        from .session import Result
         from .stats import Stats
-        from .streaming import Result
 
         ids = self.pair.encode(prompt, check_request())
         stats, tokens = Stats(), []

@@ -186,8 +186,8 @@ def convert(
 def describe(pair) -> dict:
     from specdec_kernels import backends
 
+    from .session import backend_name
     from .stats import peak_memory
-    from .streaming import backend_name
 
     model = pair.model
     plan = getattr(getattr(model, "weights", None), "plan", None)

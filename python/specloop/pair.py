@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 
+from .batch import play
 from .options import (
     Options,
     check_draft_model,
@@ -18,7 +19,6 @@ from .options import (
     is_model,
     resolve_aliases,
 )
-from .batch import play
 from .prompts import prompt_ids
 from .session import Result, Session
 from .stage import Stage, opener

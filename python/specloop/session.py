@@ -41,7 +41,9 @@ class Result:
     def as_dict(self) -> dict:
         head = {"text": self.text, "tokens": list(self.tokens), "finish_reason": self.finish_reason}
         if self.logprobs is not None:
-            head["logprobs"] = [{"logprob": own, "top": top and [list(pair) for pair in top]} for own, top in self.logprobs]
+            head["logprobs"] = [
+                {"logprob": own, "top": top and [list(pair) for pair in top]} for own, top in self.logprobs
+            ]
         return head | self.stats.as_dict()
 
 
