@@ -26,7 +26,7 @@ from .models.base import Part, forward_parts
 from .request import Request
 
 PREFILL_CHUNK = 256  # rows per pass over the prompt: bounds scratch memory and the wait for a cancel
-CATCH_UP = 16  # ids that a cache lacks are fed with the round if they are so few, else by themselves
+CATCH_UP = 16  # a cache that lacks so few ids, of a tree say, gets them with the round; a prompt is read by itself
 
 
 def decode(target, crew: list[Request], *, lock=None, moved=lambda: False) -> Iterator[tuple[Request, int, bool]]:
@@ -50,7 +50,7 @@ def decode(target, crew: list[Request], *, lock=None, moved=lambda: False) -> It
                 return
             now = list(crew)
             begun += [r for r in now if r not in begun]
-            late = [r for r in now if r.behind > CATCH_UP]
+            late = [r for r in now if r.behind > (CATCH_UP if r.cache.length else 0)]
             if late:
                 _read(target, late[0], lock, moved)
             yield from _round(target, [r for r in now if r not in late], lock, moved)
