@@ -229,7 +229,7 @@ def test_a_second_request_makes_its_own_room(pack):
         first, second = (pair.stream(PROMPT, max_new_tokens=100) for _ in range(2))
         tokens = [[next(first).token], [next(second).token]]
         model = pair.model
-        assert model.memory_nbytes + first._session.seat.nbytes + second._seat.nbytes <= budget
+        assert model.memory_nbytes + first._session.seat.nbytes + second._session.seat.nbytes <= budget
         released = second.result.stats.memory.released
         assert released and first.result.stats.memory.released == []
         assert [step["step"] for step in released] == [s for s in ORDER if s in {r["step"] for r in released}]
