@@ -176,9 +176,9 @@ def test_a_lost_cache_is_filled_from_the_committed_ids():
     draft.begin(PROMPT)
     ids = list(PROMPT)
     for step in range(12):
-        found = draft.propose(3)
+        found = draft.propose(3).tokens
         fresh.begin(ids)
-        assert found == fresh.propose(3)
+        assert found == fresh.propose(3).tokens
         kept = [*found[: step % 4], step * 50 % CONFIG.vocab]
         draft.append(kept)
         ids += kept
@@ -187,4 +187,4 @@ def test_a_lost_cache_is_filled_from_the_committed_ids():
                 place.put(Version(*parts(1)(), "two"))
     with place.lock:
         place.put(None)
-    assert draft.outlook() == (0, 0) and draft.propose(3) == []
+    assert draft.outlook() == (0, 0) and draft.propose(3).tokens == []

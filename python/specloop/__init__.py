@@ -10,6 +10,7 @@ _HOME = {
     "generate": "pair",
     "stream": "pair",
     "Pair": "pair",
+    "generate_candidates": "candidates",
     "Result": "streaming",
     "Event": "streaming",
     "SpecloopError": "errors",

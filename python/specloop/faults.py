@@ -18,13 +18,12 @@ import time
 import weakref
 from collections.abc import Collection, Sequence
 
-from .drafts.base import Draft, Proposal
+from .drafts.base import SLOW_SECONDS, Draft, Proposal
 
 log = logging.getLogger("specloop")
 
 MOST_FAULTS = 3
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # rounds
-SLOW_SECONDS = 1.0  # a call that takes longer is a fault, too
 BEGIN_SECONDS = 10.0  # the same for reading a prompt
 MOST_NODES = 64  # of a tree
 

@@ -7,11 +7,12 @@ import time
 import weakref
 from collections.abc import Callable
 
+from .drafts.vocabulary import check_same
 from .errors import PairClosed
 from .loading import Loading, Progress, Watched
 from .options import check_draft_model, check_target, is_model
 from .pressure import Pressure
-from .versions import Place, Version, check_same_vocabulary, check_successor
+from .versions import Place, Version, check_successor
 
 
 def opener(*, dtype, kv, context, device, threads, memory_budget):
@@ -112,7 +113,7 @@ class Stage:
         if target is not None and before is not None:
             check_successor(target, before, self.settings.get("context"))
         if draft is not None:
-            check_same_vocabulary("draft", draft, target or before)
+            check_same("draft", draft, target or before)
 
     def _make_ready(self, version, model, role):
         from .controller import measure_costs, warm_up

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 
+from .drafts.vocabulary import check_same
 from .errors import OptionError, PairClosed
 
 
@@ -178,20 +179,9 @@ def streamed_bytes(model) -> int | None:
     return getattr(weights, "streamed_bytes", None)
 
 
-def check_same_vocabulary(what, version, other):
-    """Raises OptionError unless ids mean the same to both: compared by content, not by name or size."""
-    mine, wanted = (getattr(v.tokenizer, "fingerprint", v.tokenizer) for v in (version, other))
-    if mine != wanted:
-        sizes = [getattr(v.tokenizer, "vocab_size", "?") for v in (version, other)]
-        raise OptionError(
-            f"{what}: expected a model with the vocabulary of {other.name} ({sizes[1]} tokens), "
-            f"{version.name} has another one ({sizes[0]} tokens)"
-        )
-
-
 def check_successor(version, before, context):
     """Raises OptionError if requests that run on ``before`` could not go on with ``version``."""
-    check_same_vocabulary("target", version, before)
+    check_same("target", version, before)
     has, needs = (min(v.model.context, context or v.model.context) for v in (version, before))
     if has < needs:
         raise OptionError(f"target: expected a model with a context of at least {needs} tokens, got one of {has}")

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
+SLOW_SECONDS = 1.0  # a proposal that takes longer is a fault
+
 
 @dataclass(slots=True)
 class Proposal:

@@ -1,37 +1,55 @@
-"""A model as a draft: the greedy chain of a smaller model with the target's vocabulary.
+"""A model as a draft: chains or trees of a smaller model with the target's vocabulary.
 
 Its cache holds a prefix of the committed ids and behind them what it guessed. What was committed since decides how much
 of that stays: the longest common prefix. So an accepted guess is never computed twice, and whatever happens to the
 cache (a fault, another version of the model) costs time only: what is missing is filled from the committed ids.
+
+Chains. Greedy requests get the model's argmaxes. For others the tokens are drawn from the model's own law with the
+request's temperature and filters, by the numbers of the *round* (stream 0, the round's position, the place in the
+chain), and the raw rows go along, so that the verifier judges exactly what was drawn from.
+
+Trees. The nodes are those N whose probability to be reached, by the draft, is largest: from the likeliest on, each is
+taken into the tree and asked for its children (as EAGLE-2 orders its trees, 2406.16858). They are chosen, not drawn, so
+the law of the text is the target's with any of them. A tree one deep is a set of candidates for the next token.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import time
 from collections.abc import Sequence
 
-CHUNK = 256  # ids per pass while reading what is missing
+from ..candidates import CHUNK, likeliest
+from .base import SLOW_SECONDS, Proposal
 
 
 class ModelDraft:
     """``seat``: the draft model with a cache (versions.Seat). ``vocab_size``: of the target; ids beyond it are padding
-    in one model or the other and are never proposed. ``max_tokens``: most per proposal.
+    in one model or the other and are never proposed. ``max_tokens``: most per chain; of a tree, how deep it may be.
+
+    ``sampling``: the request's; None = greedy. ``ids``: the target's ids that the columns of the model's logits stand
+    for (vocabulary.py); None = its first columns are the target's ids. ``tree``: most nodes of a tree; 0 = chains.
     """
 
     name = "model"
     timely = True
 
-    def __init__(self, seat, vocab_size: int, max_tokens: int = 8):
+    def __init__(self, seat, vocab_size: int, max_tokens: int = 8, sampling=None, ids: list[int] | None = None, tree=0):
         self.seat, self.vocab_size, self.max_tokens = seat, vocab_size, max_tokens
+        self.sampling, self.tree, self._map = sampling, tree, ids
         self._ids: list[int] = []  # committed
         self._held: list[int] = []  # what the cache holds, unless it was lost
         self._agreed = 0  # so many of these are committed
+        self._rows = None  # what a chain was drawn from
+        self._map_tensor = None
 
     def begin(self, ids: Sequence[int]) -> None:
         """Also reads the ids, all but the last: a long prompt takes time, which no proposal should."""
         self._ids, self._held, self._agreed = list(ids), [], 0
         if ids and self.outlook()[1]:
             with self.seat.lock:
-                self._catch_up()
+                self._hold(self._ids[:-1])
 
     def append(self, ids: Sequence[int]) -> None:
         self._ids.extend(ids)
@@ -40,33 +58,128 @@ class ModelDraft:
         """No strength; as many tokens as its context has room for."""
         return 0, max(0, min(self.max_tokens, self.seat.capacity + 1 - len(self._ids)))
 
-    def propose(self, k: int) -> list[int]:
-        found, fed = [], self._ids[-1]
+    def propose(self, k: int) -> Proposal:
         with self.seat.lock:
             k = min(k, self.outlook()[1])  # asked again: in the meantime another version may have come, or none
-            if k:
-                self._catch_up()
-            for _ in range(k):
-                logits = self._feed([fed], last=1)
-                fed = int(logits[0, : self.vocab_size].argmax())
-                found.append(fed)
-        return found
+            if not k:
+                return Proposal([])
+            self._hold(self._ids[:-1])
+            deadline = time.perf_counter() + SLOW_SECONDS
+            if self.tree:
+                return self._grow(k, deadline)
+            if self.sampling is not None and self.sampling.temperature:
+                return self._draw(k, deadline)
+            return self._follow(k, deadline)
 
-    def _catch_up(self):
-        """Makes the cache hold all committed ids but the last."""
-        ids, held = self._ids, self._held
+    def _follow(self, k, deadline):
+        """The chain of the likeliest ids."""
+        found, fault = [], None
+        while len(found) < k and fault is None:
+            row = self._row(found)
+            best = int(row.argmax())
+            if row[best].isnan():
+                fault = f"the draft's logits of token {len(found) + 1} have NaN"
+                break
+            found.append(best if self._map is None else self._map[best])
+            if found[-1] in self.seat.eos_ids:
+                break
+            fault = _late(deadline, found, k)
+        return Proposal(found, fault=fault)
+
+    def _draw(self, k, deadline):
+        """A chain drawn from the model's law, with the rows that it was drawn from."""
+        import torch
+
+        from specdec_kernels import sample
+
+        s, found, fault = self.sampling, [], None
+        where = {"seed": torch.tensor([s.seed]), "position": torch.tensor([len(self._ids)])}
+        filters = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p}
+        while len(found) < k and fault is None:
+            i, row = len(found), self._row(found)
+            if self._rows is None or self._rows.shape[1] != len(row) or self._rows.device != row.device:
+                self._rows = row.new_empty(self.max_tokens, len(row))
+                self._map_tensor = self._ids_of(row)
+            if row.device != where["seed"].device:
+                where = {name: value.to(row.device) for name, value in where.items()}
+            self._rows[i].copy_(row)  # the model's own memory serves the next pass, of whichever request
+            drawn = int(sample(self._rows[i : i + 1], stream=0, index=i, **where, **filters))
+            if drawn < 0:
+                fault = f"the draft's logits of token {i + 1} have NaN, or are all -inf"
+                break
+            found.append(drawn if self._map is None else self._map[drawn])
+            if found[-1] in self.seat.eos_ids:
+                break
+            fault = _late(deadline, found, k)
+        if not found:
+            return Proposal([], fault=fault)
+        return Proposal(found, None, self._rows[: len(found)], self._map_tensor, fault)
+
+    def _grow(self, k, deadline):
+        """The tree of the likeliest nodes, none deeper than ``k``."""
+        tokens, parents, paths, fault = [], [], [], None
+        temperature = (self.sampling.temperature if self.sampling is not None else 0) or 1.0
+        front = []  # (-log of the probability to get there, number, id, parent): what may come into the tree next
+        node, path, reach, number = -1, [], 0.0, itertools.count()
+        while True:
+            found = likeliest(self._row(path), self._map, self.tree - len(tokens), temperature)
+            if found is None:
+                fault = f"the draft's logits behind {len(path)} tokens have NaN"
+                break
+            for token, log in found:
+                heapq.heappush(front, (reach - log, next(number), token, node))
+            asked = False
+            while front and len(tokens) < self.tree and not asked:
+                reach, _, token, parent = heapq.heappop(front)
+                node, path = len(tokens), ([] if parent < 0 else paths[parent]) + [token]
+                tokens.append(token)
+                parents.append(parent)
+                paths.append(path)
+                asked = len(path) < k and token not in self.seat.eos_ids
+            if not asked or len(tokens) == self.tree:
+                break
+            fault = _late(deadline, tokens, self.tree)
+            if fault is not None:
+                break
+        return Proposal(tokens, parents, fault=fault)
+
+    def _row(self, path):
+        """Logits of what follows the committed ids and the ids of ``path``, over what can be proposed."""
+        *before, last = self._ids + path
+        self._hold(before)
+        row = self._feed([last], last=1)[0]
+        return row[: self.vocab_size if self._map is None else len(self._map)]
+
+    def _ids_of(self, row):
+        """The map as ``verify`` takes it; None if the row has a column for each of the target's ids."""
+        import torch
+
+        if self._map is None and len(row) == self.vocab_size:
+            return None
+        ids = range(len(row)) if self._map is None else self._map
+        return torch.tensor(ids, dtype=torch.int32, device=row.device)
+
+    def _hold(self, wanted):
+        """Makes the cache hold these ids, the committed ones but for the last or with others behind them."""
+        held = self._held
         del held[self.seat.length :]  # the cache may have been lost
-        same, most = min(self._agreed, len(held)), min(len(held), len(ids) - 1)
-        while same < most and held[same] == ids[same]:
+        same, most = min(self._agreed, len(held)), min(len(held), len(wanted))
+        while same < most and held[same] == wanted[same]:
             same += 1
         del held[same:]
         self.seat.truncate(same)
-        while same < len(ids) - 1:
-            self._feed(ids[same : min(same + CHUNK, len(ids) - 1)], last=0)
-            same = len(held)
-        self._agreed = same
+        self._agreed = min(same, len(self._ids))
+        while len(held) < len(wanted):
+            self._feed(wanted[len(held) : len(held) + CHUNK], last=0)
 
     def _feed(self, tokens, last):
         logits = self.seat.forward(tokens, self.seat, last=last)
         self._held += tokens
         return logits
+
+
+def _late(deadline, found, wanted):
+    """What is wrong if there is no time for another token, although one is wanted."""
+    if len(found) < wanted and time.perf_counter() > deadline:
+        return f"TimeoutError: {len(found)} of {wanted} tokens took more than {SLOW_SECONDS:g} s"
+    return None
