@@ -1,6 +1,7 @@
 """The command line on a scripted model: output, exit codes, one-line errors."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -225,6 +226,25 @@ def test_a_chart_that_cant_be_written_is_refused_before_measuring(command, monke
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # as if matplotlib were installed
     code, out, err = command("bench", "--plot", str(tmp_path / name))
     assert code == 2 and out == "" and err.startswith("specloop: plot: expected") and err.count("\n") == 1
+
+
+def test_the_chart_shows_the_rounds(command, tmp_path):
+    from specloop.plot import curves
+
+    arguments = ("bench", "--prompts", "1", "--category", "repeat", "--max-new-tokens", "30", "--k", "2", "--json")
+    _, out, _ = command(*arguments)
+    report = json.loads(out)
+    run = report["runs"]["repeat"]
+    assert len(run["k"]) == len(run["accepted"]) == len(run["seconds"]) and max(run["k"]) == 2
+    assert sum(run["accepted"]) + len(run["k"]) == report["prompts"][0]["tokens"] and min(run["seconds"]) > 0
+    shown = curves({"first_round": 3, "k": [0, 2, 2, 4], "accepted": [0, 2, 0, 2], "seconds": [0.5] * 4}, window=2)
+    assert shown["round"] == [3, 4, 5, 6] and shown["k"] == [0, 2, 2, 4]
+    assert shown["tokens_per_second"] == [2.0, 4.0, 4.0, 4.0]
+    assert math.isnan(shown["acceptance"][0]) and shown["acceptance"][1:] == [1.0, 2 / 3, 2 / 4]
+    pytest.importorskip("matplotlib", reason="drawing needs matplotlib")
+    for name in ("chart.png", "chart.svg"):
+        assert command(*arguments, "--plot", str(tmp_path / name))[0] == 0
+        assert (tmp_path / name).stat().st_size > 5000
 
 
 def test_shipped_prompts():

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import random
 import statistics
 from importlib import resources
 
 from .errors import OptionError
+from .plot import trace
 
 
 def load_prompts(categories=(), most=None) -> list[dict]:
@@ -51,12 +51,13 @@ def run(pair, prompts, *, model="", draft="auto", k="auto", max_new_tokens=64, r
         sides["llama.cpp"] = llama.generate
     for side in sides.values():  # the first call of each pays for what is made once
         side(prompts[0]["prompt"])
-    rows, names = [], list(sides)
+    rows, names, runs = [], list(sides), {}
     for n in range(repeat):
         for i, prompt in enumerate(prompts):
             turn = (i + n) % len(names)
             results = {name: sides[name](prompt["prompt"]) for name in names[turn:] + names[:turn]}
             rows.append(_row(prompt, results))
+            runs.setdefault(prompt["category"], trace(results["speculative"].stats.speculation))
             if progress:
                 progress("measuring", (n * len(prompts) + i + 1) / (repeat * len(prompts)))
     if progress:
@@ -69,6 +70,7 @@ def run(pair, prompts, *, model="", draft="auto", k="auto", max_new_tokens=64, r
         "all": _total(rows),
         "llama.cpp": llama.version if llama else None,
         "prompts": rows,
+        "runs": runs,  # the rounds of the first speculative run of each category
     }
 
 
@@ -155,37 +157,6 @@ def table(report) -> str:
 
 def _text(value, digits=2):
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def check_plot(path) -> None:
-    """Whether the chart can be written, before minutes go into measuring."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise OptionError("plot: needs matplotlib, which is not installed: pip install 'specdec-kernels[bench]'")
-    folder = os.path.dirname(path) or "."
-    if not os.path.isdir(folder):
-        raise OptionError(f"plot: expected a file in a folder that exists, got {path!r}")
-    if os.path.splitext(path)[1].lower() not in (".png", ".svg", ".pdf"):
-        raise OptionError(f"plot: expected a name that ends in .png, .svg or .pdf, got {path!r}")
-
-
-def plot(report, path) -> None:
-    """Speed-up per category, one dot per prompt."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for x, (name, total) in enumerate(report["categories"].items()):
-        dots = [row["speedup"] for row in report["prompts"] if row["category"] == name and row["speedup"]]
-        axes.plot([x] * len(dots), dots, "o", color="0.6")
-        axes.plot(x, total["speedup"], "_", markersize=30, color="black")
-    axes.axhline(1.0, color="0.3", linewidth=0.8)
-    axes.set_xticks(range(len(report["categories"])), list(report["categories"]))
-    axes.set_ylabel("speed-up over plain decoding")
-    axes.set_ylim(bottom=0)
-    figure.savefig(path)
-    pyplot.close(figure)
 
 
 class _Llama:

@@ -123,10 +123,11 @@ def bench(
 ):
     """Plain and speculative decoding side by side, on the same prompts, taking turns."""
     from . import bench as measure
+    from . import plot as chart
     from .options import check_draft_model
 
     if plot is not None:
-        measure.check_plot(plot)
+        chart.check_plot(plot)
     chosen = measure.load_prompts(category or (), prompts)
     loading = {"dtype": dtype, "kv": kv, "context": context, "threads": threads}
     pair = _load(model, check_draft_model(draft), memory_budget=_bytes(memory_budget), **loading)
@@ -134,7 +135,7 @@ def bench(
     report = measure.run(pair, chosen, model=model, progress=_progress, **options)
     print(json.dumps(report) if as_json else measure.table(report))
     if plot is not None:
-        measure.plot(report, plot)
+        chart.plot(report, plot)
 
 
 @app.command()
