@@ -1,4 +1,4 @@
-"""The chart of ``specloop bench --plot``: speed-ups, and under them one speculative run per category over its rounds."""
+"""The chart of ``specloop bench --plot``: speed-ups, under them one speculative run per category over its rounds."""
 
 from __future__ import annotations
 
