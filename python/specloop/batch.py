@@ -59,7 +59,8 @@ def _let_in(place, waiting, crew, running, most):
     """Those who wait, as long as there is room; one in any case."""
     while waiting and len(running) < most:
         session = waiting[0]
-        if running and place.room(session.seat.capacity) < 1:
+        empty = [other.seat.capacity for other in running.values() if other.seat.is_empty]  # have their room to come
+        if running and place.room(max([session.seat.capacity, *empty])) <= len(empty):
             return
         waiting.popleft()
         running[session.request] = session

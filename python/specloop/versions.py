@@ -67,7 +67,7 @@ class Place:
 
     def room(self, capacity) -> int:
         """How many more requests of so many ids have room for their caches."""
-        return 1
+        return 16
 
     def seat(self, capacity, account=None) -> Seat:
         seat = Seat(self, capacity, account)
@@ -133,6 +133,11 @@ class Seat:
         """Of the model's weights, in memory when this was used last."""
         version = self._place.version
         return self._resident if version is None or self._cache is None else getattr(version.model, "nbytes", None)
+
+    @property
+    def is_empty(self):
+        """Whether there is no cache: it is made in the first pass."""
+        return self._cache is None
 
     @property
     def nbytes(self):
