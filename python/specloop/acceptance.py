@@ -28,6 +28,7 @@ class Verdict:
     accepted: int
     path: list[int] | None
     stuck: bool
+    error: Exception | None = None  # why its rows could not be judged at all
     logprobs: list[float] | None = None  # of each token: log-softmax of its row, before temperature and filters
     top: list[list[tuple[int, float]]] | None = None  # of each token: the likeliest ids
     agreed: list[bool] = field(default_factory=list)  # rule "threshold": whether each token is its row's argmax
@@ -47,10 +48,7 @@ def judge(logits, crew: Sequence, proposals: Sequence) -> list[Verdict]:
     changed. Returns a verdict per request.
     """
     starts, groups = _layout(crew, proposals)
-    for request, proposal, start in zip(crew, proposals, starts, strict=False):
-        if request.processor is not None:
-            rows = logits[start : start + len(proposal.tokens) + 1]
-            request.processor.rows(rows, request.ids, proposal.tokens, proposal.parents)
+    errors = [_process(logits[a:b], *one) for a, b, *one in zip(starts, starts[1:], crew, proposals, strict=False)]
     verdicts = [None] * len(crew)
     for members in groups:
         rows = logits
@@ -60,12 +58,24 @@ def judge(logits, crew: Sequence, proposals: Sequence) -> list[Verdict]:
         group = [crew[i] for i in members]
         judged = _judge_group(rows, group, [proposals[i] for i in members])
         for i, verdict in zip(members, judged, strict=True):
-            verdicts[i] = verdict
+            verdicts[i], verdict.error = verdict, errors[i]
     for request, proposal, verdict, start in zip(crew, proposals, verdicts, starts, strict=False):
         if request.top_logprobs or request.threshold is not None:
             at = [start + node for node in _rows_of(verdict, proposal)]
             _look_closer(logits[at], request, verdict)
     return verdicts
+
+
+def _process(rows, request, proposal) -> Exception | None:
+    """What the request does to its rows. An error of a function that it brought along is its own matter alone."""
+    if request.processor is None:
+        return None
+    try:
+        request.processor.rows(rows, request.ids, proposal.tokens, proposal.parents)
+    except Exception as error:
+        rows.fill_(-torch.inf)
+        return error
+    return None
 
 
 def _layout(crew, proposals):
@@ -128,7 +138,7 @@ def _judge_group(logits, crew, proposals):
         kept = [token for token in emitted[i] if token >= 0]
         path = None if path is None else path[: accepted[i]]
         stuck = bool(flags[i] & (NO_CANDIDATE | BAD_VALUE))
-        verdicts.append(Verdict(kept, accepted[i], path, stuck, logprobs and logprobs[i][: len(kept)]))
+        verdicts.append(Verdict(kept, accepted[i], path, stuck, logprobs=logprobs and logprobs[i][: len(kept)]))
     return verdicts
 
 

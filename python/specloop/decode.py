@@ -135,9 +135,10 @@ def _commit(request, outlook, proposal, verdict, eos_ids, cost, clock):
     request.draft.append(ids[before:])
     if committed == len(verdict.tokens):
         request.observe(outlook, proposed, verdict.accepted, *cost)
-    if verdict.stuck and request.finish_reason is None:
+    if verdict.stuck and not committed and request.finish_reason is None:  # else the next round says so, or why
         where = f"no token at position {len(ids)} has a probability"
-        request.failure = ModelFault(f"{where}: the model's logits are NaN or -inf, or all ids are forbidden")
+        fault = ModelFault(f"{where}: the model's logits are NaN or -inf, or all ids are forbidden")
+        request.failure = verdict.error or fault
 
 
 class _Clock:

@@ -76,11 +76,13 @@ class Session:
     """
 
     def __init__(self, pair: Pair, ids: list[int], options: Options, cancel=None, *, follows=False, index=0):
+        from .processors import make_processor
         from .request import Request, Sampling
 
         self._pair, self._options, self._follows, self.index = pair, options, follows, index
         self._cancel, self._prompt_tokens, self._texts = threading.Event(), len(ids), []
-        self._reader = Reader(pair.tokenizer, options.stop)
+        self._reader, model = Reader(pair.tokenizer, options.stop), pair.model
+        processor = make_processor(options, len(ids), model.vocab_size, model.eos_ids, pair.tokenizer)
         limit = min(len(ids) + options.max_new_tokens, pair.context)
         self.seat = pair.seat(max(limit - 1, 1))
         draft = make_draft(pair, options, limit, follows)
@@ -94,13 +96,14 @@ class Session:
             self._reader.push,
             _either(self._cancel, cancel),
             rule={"lossless": "token"}.get(options.rule, options.rule),
+            processor=processor,
             logprobs=None if options.logprobs is None else [],
             top_logprobs=options.logprobs or 0,
             draft_until=options.draft_until,
             on_fallbacks=options.on_fallbacks,
             max_fallbacks=options.max_fallbacks,
         )
-        stats, model = self.request.stats, pair.model
+        stats = self.request.stats
         stats.prompt_tokens, stats.timing.load_seconds = len(ids), pair.load_seconds
         stats.settings = pair.settings | options.as_dict() | {"generation": pair.generation}
         stats.backend = backend_name(model)
