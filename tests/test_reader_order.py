@@ -13,7 +13,8 @@ import torch
 import readers
 from readers import Disk, Gate, OpenFile, Range, open_fds, wait_for, whole, write_bytes
 from specdec_kernels.stream import Reader, StreamError, aligned_empty
-from specdec_kernels.stream.reader import ENGINES
+from specdec_kernels.stream.files import pread
+from specdec_kernels.stream.reader import ENGINES, THREADS
 
 PAGE = 4096
 
@@ -43,6 +44,37 @@ def test_pieces_go_in_order_and_over_the_ends_of_blocks(model):
         for ticket in tickets:
             ticket.wait()
     assert [offset // PAGE for _, offset, _ in disk.reads] == [8, 9, 10, 11, 4, 5, 6, 7, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("nbytes", [9 * PAGE, 8 * PAGE + 1, 5 * PAGE, 4 * PAGE, 17 * PAGE + 5])
+def test_pieces_of_a_range_are_alike(model, nbytes):
+    disk = Disk()
+    with Reader([model[0]], engine="buffered", threads=1, piece=4 * PAGE, pread=disk) as reader:
+        reader.submit([Range(0, PAGE, nbytes, 0)], aligned_empty(nbytes)).wait()
+    offsets, sizes = zip(*[(offset, size) for _, offset, size in disk.reads], strict=True)
+    assert len(sizes) == -(-nbytes // (4 * PAGE)) and max(sizes) <= 4 * PAGE and sum(sizes) == nbytes
+    assert len(set(sizes[:-1])) <= 1 and sizes[-1] > sizes[0] - len(sizes) * PAGE
+    assert all(offset % PAGE == 0 for offset in offsets)
+
+
+def test_reads_under_way_are_few_so_that_blocks_arrive_in_turn(model, tmp_path):
+    file, data = model
+    gate, block = Gate(), 64 * PAGE
+
+    def read(fd, view, offset):  # the reader tries one page first
+        return (pread if len(view) == PAGE else gate)(fd, view, offset)
+
+    readers.working("direct", tmp_path)
+    with Reader([file], engine="direct", pread=read, piece=16 * PAGE) as reader:
+        tickets = [
+            reader.submit([Range(0, i * block, block, 0)], aligned_empty(block)) for i in range(data.numel() // block)
+        ]
+        wait_for(lambda: gate.entered == THREADS["direct"])
+        time.sleep(0.05)
+        assert gate.entered == THREADS["direct"] < block // (16 * PAGE)
+        gate.open()
+        for ticket in tickets:
+            ticket.wait()
 
 
 def test_several_blocks_are_under_way_at_once(model):

@@ -1,8 +1,11 @@
 """The io_uring engine by itself: short reads, errors, its end; and machines that forbid io_uring."""
 
 import contextlib
+import ctypes
 import errno
 import os
+import platform
+import struct
 import subprocess
 import sys
 import tempfile
@@ -51,6 +54,28 @@ def piece(descriptors, offset, nbytes, memory, direct=True):
 def finish(batch, seconds=20):
     assert batch.wait(seconds)
     return batch.failure
+
+
+def attributes():
+    """(policy, flags, nice, priority, runtime) of this thread, sched_getattr(2)."""
+    number = {"x86_64": 315, "aarch64": 275}.get(platform.machine())
+    memory = ctypes.create_string_buffer(48)
+    if number is None or sys.platform != "linux":
+        pytest.skip("the number of this system's call isn't known here")
+    assert ctypes.CDLL(None).syscall(number, 0, memory, 48, 0) == 0
+    return struct.unpack("IIQiIQQQ", memory.raw)[1:6]
+
+
+def test_short_turns_are_of_one_thread_and_change_nothing_else():
+    if not hasattr(native.cpu, "short_turns"):
+        pytest.skip("needs the compiled module")
+    before, found = attributes(), []
+    thread = threading.Thread(target=lambda: found.extend([native.cpu.short_turns(), attributes()]))
+    thread.start(), thread.join()
+    taken, inside = found
+    assert inside[:4] == before[:4] and attributes() == before
+    if taken and inside[4]:  # systems before Linux 6.12 say nothing of turns
+        assert inside[4] == 100_000
 
 
 @pytest.mark.parametrize(("direct", "most"), [(True, PAGE), (True, 3 * PAGE), (False, 777), (False, 5000), (True, 0)])

@@ -12,6 +12,7 @@
 
 #include "bind/cpu.h"
 #include "bind/program.h"
+#include "cpu/short_turns.h"
 #include "cpu/uring_reads.h"
 
 namespace sk::bind {
@@ -32,6 +33,7 @@ std::vector<ReadPiece> read_pieces(const std::vector<Piece>& pieces) {
 }  // namespace
 
 void bind_uring(py::module_& m) {
+  m.def("short_turns", &short_turns);
   py::class_<ReadBatch, std::shared_ptr<ReadBatch>>(m, "ReadBatch")
       .def("wait", &ReadBatch::wait, release_gil())
       .def("cancel", &ReadBatch::cancel, release_gil())
@@ -61,7 +63,7 @@ void bind_uring(py::module_& m) {
       .def("close", &UringReads::close, release_gil());
 }
 #else
-void bind_uring(py::module_&) {}
+void bind_uring(py::module_& m) { m.def("short_turns", &short_turns); }
 #endif
 
 }  // namespace sk::bind

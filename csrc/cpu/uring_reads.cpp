@@ -1,5 +1,7 @@
 #include "cpu/uring_reads.h"
 
+#include "cpu/short_turns.h"
+
 #ifdef SK_URING
 #include <fcntl.h>
 #include <pthread.h>
@@ -98,6 +100,7 @@ class UringState : public std::enable_shared_from_this<UringState> {
   }
 
   void run() {
+    short_turns();
     try {
       serve();
     } catch (const std::system_error& error) {  // the kernel has no more to do with us: whoever waits shall know

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 
+from .. import native
 from .batch import Failure, Pace
 from .memory import PAGE
 
@@ -118,6 +119,8 @@ class Preads:
             self.landed.notify_all()
 
     def _run(self):
+        if hasattr(native.cpu, "short_turns"):
+            native.cpu.short_turns()
         while (entry := self._take()) is not None:
             batch, piece = entry
             count, failure = self._fill(piece)
