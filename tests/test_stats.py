@@ -89,7 +89,7 @@ def test_the_sums_of_a_text():
 
 def test_a_tree_is_evaluated_by_levels():
     counts = Speculation()
-    counts.add(7, 2, 3, 0.1, evaluated=3)
+    counts.add(7, 2, 3, 0.1, depth=4)
     assert counts.per_position == [1.0, 1.0, 0.0] and counts.acceptance_rate == 2 / 3 and counts.proposed == 7
 
 
@@ -124,6 +124,7 @@ def test_another_draft_in_the_middle_adds_its_own():
         guard.seconds, guard.faults = seconds, ["x"]
         counts.add(1, 1, 2, 0.1, draft=guard, controller=Controller())
         counts.end(guard, Controller())
+        counts.end(guard, Controller())  # memory ran out and decoding went on with the same draft
     assert counts.draft_seconds == 3.0 and counts.faults == ["x", "x"]
 
 
@@ -148,7 +149,7 @@ def test_a_long_text_takes_bounded_memory():
     assert len(counts.events) == len(counts.faults) == MOST_EVENTS and counts.fault_count == 5 * MOST_ROUNDS
     batch = BatchStats()
     for i in range(3 * MOST_ROUNDS):
-        batch.add(i % 5, 1, 1, 0.1)
+        batch.add(i % 5, 1, 0.1)
     assert batch.size_history == [i % 5 for i in range(batch.first_pass - 1, 3 * MOST_ROUNDS)]
     assert len(batch.size_history) <= 2 * MOST_ROUNDS
 
@@ -165,13 +166,14 @@ def test_a_batch_is_the_sum_of_its_requests():
     batch, each = BatchStats(), [Stats() for _ in range(2)]
     rounds = {0: [(3, 3), (3, 0), (0, 0)], 1: [(2, 1), (4, 4)]}
     for stats in each:
-        batch.join()
+        batch.joined += 1
         stats.batch = batch
     for i in range(3):
         here = [(n, rounds[n][i]) for n in rounds if i < len(rounds[n])]
         for n, (proposed, accepted) in here:
             each[n].speculation.add(proposed, accepted, accepted + 1, 0.5, source=("lookup", "model")[n])
-        batch.add(len(here), sum(k + 1 for _, (k, _) in here), sum(a + 1 for _, (_, a) in here), 0.5)
+        batch.add(len(here), sum(k + 1 for _, (k, _) in here), 0.5)
+        batch.tokens += sum(a + 1 for _, (_, a) in here)
     for stats in each:
         batch.leave(stats)
     report = each[0].as_dict()["batch"]

@@ -128,7 +128,7 @@ def _judge_group(logits, crew, proposals):
         paths = [None] * len(crew)
     else:
         parents = vector([parent for p in proposals for parent in p.parents])
-        depth = max(_depth(p.parents) for p in proposals)
+        depth = max(p.depth for p in proposals)
         judged = verify_tree(logits, tokens, parents, bounds, max_depth=depth, rule=TREE_RULES[rule], **common)
         paths = judged.path.tolist()
     accepted, flags, emitted = judged.num_accepted.tolist(), judged.flags.tolist(), judged.tokens.tolist()
@@ -185,10 +185,3 @@ def _look_closer(rows, request, verdict):
         argmax = logs.argmax(-1)
         verdict.agreed = (argmax == tokens).tolist()
         verdict.gaps = (logs.gather(1, argmax[:, None]) - logs.gather(1, tokens[:, None]))[:, 0].tolist()
-
-
-def _depth(parents):
-    depths = []
-    for parent in parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths, default=0)

@@ -63,6 +63,8 @@ def _let_in(place, waiting, crew, running, most):
         if running and place.room(max([session.seat.capacity, *empty])) <= len(empty):
             return
         waiting.popleft()
+        if session.request.stats.batch is not None:
+            session.request.stats.batch.joined += 1
         running[session.request] = session
         crew.append(session.request)
 
@@ -77,11 +79,14 @@ def _fewer(error, waiting, crew, running):
     """Half as many from now on; returns how many."""
     if len(crew) == 1:
         crew[0].failure = error
+        crew[0].end()
         return 1
     keep = len(crew) // 2
     for request in reversed(crew[keep:]):
         session = running.pop(request)
         session.seat.leave()
+        if request.stats.batch is not None:
+            request.stats.batch.put_off += 1
         waiting.appendleft(session)
     del crew[keep:]
     return keep

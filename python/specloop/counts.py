@@ -6,6 +6,7 @@ by what was proposed, so that figure is here as well. *Tokens per pass* counts w
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 
 MOST_ROUNDS = 4096  # of which a history keeps at least the newest; so a long text takes no more memory than this
@@ -160,16 +161,13 @@ class Speculation(Counts):
     _faults_seen: int = field(default=0, repr=False)
     _seconds_seen: float = field(default=0.0, repr=False)
 
-    def add(
-        self, proposed, accepted, tokens, seconds, *, evaluated=None, source=None, draft=None, controller=None
-    ) -> None:
+    def add(self, proposed, accepted, tokens, seconds, *, depth=None, source=None, draft=None, controller=None) -> None:
         """One round: ``proposed`` drafts, of which the target accepted ``accepted``; ``tokens`` came into the text.
 
-        ``seconds``: of the pass and its verdict. ``evaluated``: how many drafts were looked at; a chain's are known.
-        ``source``: the drafter's name. ``draft`` and ``controller``: the request's, asked for faults, times and why
-        there was no draft.
+        ``seconds``: of the pass and its verdict. ``depth``: of a tree of ``proposed`` nodes. ``source``: the drafter's
+        name. ``draft`` and ``controller``: the request's, asked for faults, times and why there was no draft.
         """
-        evaluated = min(accepted + 1, proposed) if evaluated is None else evaluated
+        evaluated = min(accepted + 1, proposed if depth is None else depth)
         self.count(proposed, evaluated, accepted, tokens, source)
         self.verify_seconds += seconds
         drafting = self._drafting(draft)
@@ -186,7 +184,6 @@ class Speculation(Counts):
     def end(self, draft, controller) -> None:
         """Decoding is over, or begins again elsewhere: what the draft took, and why it does not draft, if so."""
         self._drafting(draft)
-        self._guard = None  # results live long, and a draft's memory must not
         self.off_reason = draft.off_reason or controller.off_reason()
         if draft.draft is not None and self.rounds and not self.proposed and not self.off_reason:
             self.off_reason = "the draft found nothing to propose"
@@ -195,8 +192,9 @@ class Speculation(Counts):
         """What came since the last call: faults, and seconds of drafting, which are returned."""
         if draft is None:
             return 0.0
-        if draft is not self._guard:  # a swap brings another one
-            self._guard, self._faults_seen, self._seconds_seen = draft, 0, 0.0
+        if self._guard is None or self._guard() is not draft:  # a swap brings another one
+            self._faults_seen, self._seconds_seen = 0, 0.0
+            self._guard = weakref.ref(draft)  # results live long, and a draft's memory must not
         seconds, faults = draft.seconds - self._seconds_seen, list(draft.faults[self._faults_seen :])
         self._seconds_seen += seconds
         self._faults_seen += len(faults)

@@ -96,6 +96,8 @@ def _round(target, crew, lock, moved):
                 return
             verdicts = judge(forward_parts(target, parts), crew, proposals)
         seconds, rows = time.perf_counter() - started, sum(len(part.tokens) for part in parts)
+        if crew[0].stats.batch is not None:
+            crew[0].stats.batch.add(len(crew), rows, seconds)
         for request, outlook, proposal, verdict in zip(crew, outlooks, proposals, verdicts, strict=True):
             yield from _commit(request, outlook, proposal, verdict, target.eos_ids, (seconds, rows), clock)
     finally:
@@ -117,7 +119,7 @@ def _part(request, proposal):
 
 def _commit(request, outlook, proposal, verdict, eos_ids, cost, clock):
     """The verdict's tokens become text, one by one, as long as the text does not end and the caller wants more."""
-    ids, before, proposed = request.ids, len(request.ids), len(proposal.tokens)
+    ids, before = request.ids, len(request.ids)
     try:
         for i, token in enumerate(verdict.tokens):
             request.take(token, eos_ids)
@@ -131,10 +133,10 @@ def _commit(request, outlook, proposal, verdict, eos_ids, cost, clock):
         if proposal.parents is not None:
             request.cache.accept(verdict.path[:committed])
         verdict.note(request, committed)
-        request.stats.speculation.add(proposed, verdict.accepted, committed, cost[0])
+        request.count(proposal, verdict.accepted, committed, cost[0])
     request.draft.append(ids[before:])
     if committed == len(verdict.tokens):
-        request.observe(outlook, proposed, verdict.accepted, *cost)
+        request.observe(outlook, proposal.depth, verdict.accepted, *cost)
     if verdict.stuck and not committed and request.finish_reason is None:  # else the next round says so, or why
         where = f"no token at position {len(ids)} has a probability"
         fault = ModelFault(f"{where}: the model's logits are NaN or -inf, or all ids are forbidden")

@@ -22,6 +22,7 @@ from .options import (
 from .prompts import prompt_ids
 from .session import Result, Session
 from .stage import Stage, opener
+from .stats import BatchStats
 from .streaming import Stream
 
 
@@ -92,7 +93,8 @@ class Pair(Stage):
         """
         prompts = check_prompts(prompts)
         each = check_each(each, len(prompts), batch_size)
-        of = lambda i: self._session(prompts[i], options | dict(each[i]), cancel, index=i)
+        batch = BatchStats() if len(prompts) > 1 else None
+        of = lambda i: self._session(prompts[i], options | dict(each[i]), cancel, index=i, batch=batch)
         sessions = [of(i) for i in range(len(prompts))]
         todo = sessions
         while todo:  # again where the target was exchanged, and nobody has seen a token
@@ -111,9 +113,9 @@ class Pair(Stage):
                 raise error
         return results
 
-    def _session(self, prompt, options, cancel, *, index=0) -> Session:
+    def _session(self, prompt, options, cancel, *, index=0, batch=None) -> Session:
         options, follows = self._checked(options)
-        return Session(self, self.encode(prompt, options), options, cancel, follows=follows, index=index)
+        return Session(self, self.encode(prompt, options), options, cancel, follows=follows, index=index, batch=batch)
 
     def _checked(self, options) -> tuple[Options, bool]:
         """The options, and whether the draft is the pair's, to go with it when it is exchanged."""

@@ -59,6 +59,9 @@ class Request:
     failure: Exception | None = None  # why it could not go on; what was emitted stands
     stats: Stats = field(default_factory=Stats)
 
+    def __post_init__(self):
+        self.stats.speculation.threshold = self.threshold
+
     @property
     def behind(self) -> int:
         """How many committed ids the cache lacks, but for the pending one."""
@@ -102,6 +105,24 @@ class Request:
             self.draft.rest(rounds, f"{self.fallbacks} rounds in a row without an accepted draft")
             self.fallbacks, self.rests = 0, self.rests + 1
 
+    def count(self, proposal, accepted: int, committed: int, seconds: float) -> None:
+        """A round, for the statistics."""
+        self.stats.speculation.add(
+            len(proposal),
+            accepted,
+            committed,
+            seconds,
+            depth=proposal.depth,
+            source=proposal.source,
+            draft=self.draft,
+            controller=self.controller,
+        )
+        if self.stats.batch is not None:
+            self.stats.batch.tokens += committed
+
     def end(self) -> None:
         """Decoding is over, or begins again elsewhere."""
-        self.stats.speculation.end(self.draft, self.controller)
+        stats = self.stats
+        stats.speculation.end(self.draft, self.controller)
+        if stats.batch is not None and (self.finish_reason is not None or self.failure is not None):
+            stats.batch.leave(stats)

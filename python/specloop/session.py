@@ -72,10 +72,12 @@ class Reader:
 
 class Session:
     """``ids``: the prompt. ``cancel``: an event or a function. ``follows``: the draft is the pair's, and is exchanged
-    when that is.
+    when that is. ``batch``: the statistics of those that run together.
     """
 
-    def __init__(self, pair: Pair, ids: list[int], options: Options, cancel=None, *, follows=False, index=0):
+    def __init__(
+        self, pair: Pair, ids: list[int], options: Options, cancel=None, *, follows=False, index=0, batch=None
+    ):
         from .processors import make_processor
         from .request import Request, Sampling
 
@@ -107,7 +109,7 @@ class Session:
         stats.prompt_tokens, stats.timing.load_seconds = len(ids), pair.load_seconds
         stats.settings = pair.settings | options.as_dict() | {"generation": pair.generation}
         stats.backend = backend_name(model)
-        stats.memory.budget = pair.budget
+        stats.memory.budget, stats.batch = pair.budget, batch
 
     def begin_again(self) -> None:
         """After an exchange: another draft and controller, for what the pair has now."""

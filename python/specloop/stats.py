@@ -42,7 +42,8 @@ class Memory:
 class BatchStats:
     """Of requests that share passes: what their passes were, and the sums of those that have left."""
 
-    joined: int = 0
+    joined: int = 0  # again after they were put off
+    put_off: int = 0  # for want of memory
     finished: int = 0
     passes: int = 0  # of the target, prompts apart
     rows: int = 0  # in those
@@ -52,19 +53,15 @@ class BatchStats:
     first_pass: int = 1
     speculation: Counts = field(default_factory=Counts)
 
-    def join(self) -> None:
-        self.joined += 1
-
     def leave(self, stats: Stats) -> None:
         """A request has ended, however it did."""
         self.finished += 1
         self.speculation.merge(stats.speculation)
 
-    def add(self, requests: int, rows: int, tokens: int, seconds: float) -> None:
-        """One pass: ``rows`` of ``requests`` requests, which made ``tokens`` tokens together."""
+    def add(self, requests: int, rows: int, seconds: float) -> None:
+        """One pass: ``rows`` of ``requests`` requests. What they make of it they add to ``tokens``."""
         self.passes += 1
         self.rows += rows
-        self.tokens += tokens
         self.verify_seconds += seconds
         self.size_history.append(requests)
         if len(self.size_history) > 2 * MOST_ROUNDS:
@@ -74,6 +71,7 @@ class BatchStats:
     def as_dict(self) -> dict:
         return {
             "joined": self.joined,
+            "put_off": self.put_off,
             "finished": self.finished,
             "passes": self.passes,
             "rows": self.rows,

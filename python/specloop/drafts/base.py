@@ -34,6 +34,16 @@ class Proposal:
     def __len__(self):
         return len(self.tokens)
 
+    @property
+    def depth(self) -> int:
+        """Of a tree; a chain's is its length."""
+        if self.parents is None:
+            return len(self.tokens)
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths, default=0)
+
     def first(self, n: int, fault: str | None = None) -> Proposal:
         """The first ``n`` tokens of a chain."""
         logits = None if self.logits is None or not n else self.logits[:n]
