@@ -92,6 +92,15 @@ def test_stats_go_to_stderr(command):
     assert "speculation off: no draft" in err and "- of the evaluated" in err
 
 
+def test_stats_compare_with_plain_decoding(command):
+    _, out, err = command("generate", "a b a b a b", "--raw", "--stats", "--json")
+    timing = json.loads(out)["timing"]
+    assert timing["estimated_speedup"] == timing["tokens_per_second"] / timing["plain_tokens_per_second"] > 0
+    assert "one row at a time would be about" in err and f"{timing['estimated_speedup']:.2f}x" in err
+    _, out, err = command("generate", "a b a b a b", "--raw", "--stats", "--json", "--draft", "none")
+    assert json.loads(out)["timing"]["plain_tokens_per_second"] is None and "one row" not in err
+
+
 def test_the_prompt_may_come_from_stdin(command, monkeypatch):
     import io
 

@@ -402,3 +402,27 @@ def test_module_level_names():
     assert "Pair" in dir(specloop)
     with pytest.raises(AttributeError, match="nothing"):
         specloop.nothing  # noqa: B018
+
+
+# ---- statistics of batches -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_tells_of_itself():
+    model = scripted(lambda prefix: 10 + len(prefix) % 2, len(PIECES), eos_ids=[EOS], context=256)
+    pair = Pair(lambda: (model, ToyTokenizer(PIECES, [EOS]), None), draft="lookup", k=3)
+    prompts = [[10, 11] * 4, [3, 7, 3], [10, 11, 10]]
+    results = pair.generate_batch(prompts, each=[{"max_new_tokens": n} for n in (20, 5, 12)])
+    alone = [pair.generate(p, max_new_tokens=n) for p, n in zip(prompts, (20, 5, 12), strict=True)]
+    assert [r.tokens for r in results] == [r.tokens for r in alone]
+    batch = results[0].stats.batch
+    assert all(r.stats.batch is batch for r in results) and alone[0].stats.batch is None
+    assert "batch" not in alone[0].as_dict()
+    report = results[1].as_dict()["batch"]
+    assert (report["joined"], report["put_off"], report["finished"], report["tokens"]) == (3, 0, 3, 37)
+    assert report["passes"] == len(report["size_history"]) and max(report["size_history"]) == 3
+    assert sum(report["size_history"]) == report["speculation"]["rounds"]
+    assert report["tokens_per_pass"] == 37 / report["passes"]
+    for name in ("rounds", "proposed", "evaluated", "accepted", "committed"):
+        assert report["speculation"][name] == sum(getattr(r.stats.speculation, name) for r in results)
+    assert report["rows"] >= report["speculation"]["proposed"] + report["speculation"]["rounds"]
+    assert report["speculation"]["by_source"]["lookup"]["committed"] == report["speculation"]["committed"] > 0

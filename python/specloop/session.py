@@ -110,6 +110,7 @@ class Session:
         stats.settings = pair.settings | options.as_dict() | {"generation": pair.generation}
         stats.backend = backend_name(model)
         stats.memory.budget, stats.batch = pair.budget, batch
+        stats.timing.row_seconds = row_seconds(pair, self.request.controller)
 
     def begin_again(self) -> None:
         """After an exchange: another draft and controller, for what the pair has now."""
@@ -117,6 +118,7 @@ class Session:
         request.draft = make_draft(self._pair, self._options, request.limit, self._follows)
         request.controller = make_controller(self._pair, self._options, request.draft)
         request.stats.swaps += 1
+        request.stats.timing.row_seconds = row_seconds(self._pair, request.controller)
 
     def event(self, token: int | None, from_draft: bool) -> Event | None:
         """What the caller is told of an emitted token; with None of the end, if there is text left."""
@@ -201,6 +203,11 @@ def make_controller(pair, options, draft):
         return Fixed(0)
     cost = pair.draft_cost if draft.draft.name == "model" else 0.0
     return Auto(pair.costs, cost) if options.k == "auto" else Fixed(options.k)
+
+
+def row_seconds(pair, controller) -> float | None:
+    """Of a pass over one row, if that has been measured: where costs decide about K."""
+    return pair.costs[0] if hasattr(controller, "costs") else None
 
 
 def backend_name(model) -> str | None:
