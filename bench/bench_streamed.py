@@ -14,8 +14,9 @@ import random
 import time
 
 from specloop.bench import load_prompts
-from specloop.controller import Auto, Fixed, measure_costs
+from specloop.controller import Auto, Fixed
 from specloop.convert import cached_pack
+from specloop.costs import measure_costs
 from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
 from specloop.faults import GuardedDraft

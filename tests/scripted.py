@@ -52,8 +52,11 @@ class Scripted:
 def scripted(following, vocab_size, **options):
     """A target whose argmax after a prefix is ``following(prefix)``."""
 
+    step = min(0.01, 3.0 / vocab_size)  # the others stay below
+
     def logits(prefix):
-        return [4.0 if token == following(prefix) else 0.01 * token for token in range(vocab_size)]
+        best = following(prefix)
+        return [4.0 if token == best else step * token for token in range(vocab_size)]
 
     return Scripted(logits, vocab_size, **options)
 

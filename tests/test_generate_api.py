@@ -369,7 +369,7 @@ def test_costs_are_measured_once_and_only_if_needed():
     pair.generate("a", k=2)
     pair.generate("a", draft="none")
     assert pair._target.version.costs is None
-    assert pair.generate("a", k="auto").text and pair.costs is pair.costs and len(pair.costs) == 9
+    assert pair.generate("a", k="auto").text and pair.costs is pair.costs and len(pair.costs) == 16
 
 
 def test_requests_in_two_threads():

@@ -1,31 +1,38 @@
 """How many tokens to draft: the number that makes most tokens per second, by measured cost and measured acceptance.
 
-A round with K drafts emits on average tau(K) = 1 + a_1 + a_1 a_2 + ... + a_1..a_K tokens (a_j: acceptance of draft j
-given that those before it were accepted) and costs cost(K + 1 rows) + K * draft_cost. K is the argmax of their ratio
-over *all* K: the cost has steps (a kernel that runs out of registers), on which climbing by one gets stuck.
+A round of B requests with K_1..K_B drafts emits on average B + the sum of all drafts' survival (of draft j: r_1 .. r_j,
+r_i being the acceptance of draft i given that those before it were accepted) and costs cost(B + K_1 + .. + K_B rows) +
+the drafting. Survival falls along a draft, so the best n drafts are the n with the largest survival, and n is the
+argmax of the ratio over *all* n: the cost has steps (a kernel that runs out of registers), on which climbing by one
+gets stuck. One request is the case B = 1.
 
-a_j is counted per *strength* s + j, s being the draft's own outlook (see drafts/base.py). A lookup that matched s ids
+r_j is counted per *strength* s + j, s being the draft's own outlook (see drafts/base.py). A lookup that matched s ids
 and sees j guesses accepted is a lookup that matched s + j ids: one row of counters serves all positions, long matches
 do not pay for short ones, and a draft without strengths gets plain counters per position.
 
-The decision uses only what is known before the tokens are drawn, so the output's law does not change. It is also a
-function of the committed ids and the costs alone: with costs given, a seed always makes the same text.
+The decision uses only what is known before the tokens are drawn, so the output's law does not change. With costs given
+it is also a function of the committed ids alone. Text that was drawn (temperature > 0) depends on K, so a request whose
+seed has to make the same text again is ``steady``: its K comes from the costs as they were measured, and from nobody
+else's drafts.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .costs import CostCurve
+
 K_MAX = 8
-STREAMED_ROWS = 16  # a pass that waits for a file has time for more rows
 DECAY = 0.9  # in simulated play as good as 0.97 on even text and 5 % better on text that changes every 30 rounds
 MIN_SPEEDUP = 1.03  # below this, drafting is noise
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # rounds between probes while drafting does not pay
 PROBE = 2
+STREAK = 4  # rounds in which a match grew by an id each, without drafts: they would have been right
 PRIOR_WEIGHT = 2.0
+GOOD = 0.9  # acceptance per token of a draft that could hardly be better
 CELLS = 12
+SLOW, LEAST_SECONDS = 10, 1.0  # a pass is over its time limit at 10 times its cost, but not below a second
 
 
 def cell(strength: int) -> int:
@@ -57,69 +64,119 @@ class Counter:
         return (self.hits + PRIOR_WEIGHT * belief) / (self.trials + PRIOR_WEIGHT)
 
 
-class Fixed:
-    """Always K, or as many as the draft has."""
+class TimeLimit:
+    """Passes with drafts that take too long are followed by rounds without: 16, then 32, ... 256 of them.
 
-    def __init__(self, k: int):
-        self.k = k
+    ``seconds``: the limit; None = 10 times what such a pass was measured to take (without measurements: the shortest
+    pass so far), and at least one second.
+    """
+
+    def __init__(self, seconds: float | None, costs: CostCurve | None):
+        self.limit, self.costs = seconds, costs
+        self.shortest: float | None = None
+        self.rest, self.pause = 0, FIRST_PAUSE
+        self.reason: str | None = None
+
+    def resting(self) -> bool:
+        return self.rest > 0
+
+    def observe(self, proposed: int, seconds: float | None, rows: int | None) -> None:
+        if self.rest:
+            self.rest -= 1
+        if seconds is None or rows is None:
+            return
+        limit = self.limit
+        if limit is None:
+            usual = self.shortest if self.costs is None else self.costs.measured_seconds(rows)
+            self.shortest = seconds if self.shortest is None else min(self.shortest, seconds)
+            if usual is None:
+                return
+            limit = max(SLOW * usual, LEAST_SECONDS)
+        if not proposed:
+            return
+        if seconds > limit:
+            self.rest, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
+            self.reason = f"a verification took {seconds:.2f} s, the limit is {limit:.2f} s"
+        else:
+            self.pause, self.reason = FIRST_PAUSE, None
+
+
+class Fixed:
+    """Always K, or as many as the draft has. ``timeout``: see :class:`TimeLimit`; ``why`` K is 0."""
+
+    def __init__(self, k: int, *, timeout: float | None = None, why: str = "no draft"):
+        self.k, self.why = k, why
+        self.time = TimeLimit(timeout, None)
 
     def choose(self, outlook: tuple[int, int]) -> int:
-        return min(self.k, outlook[1])
+        return 0 if self.time.resting() else min(self.k, outlook[1])
 
     def observe(self, outlook, proposed: int, accepted: int, seconds=None, rows=None) -> None:
-        pass
+        self.time.observe(proposed, seconds, rows)
 
     def off_reason(self) -> str | None:
-        return None if self.k else "no draft"
-
-
-def plan(controllers, outlooks):
-    """K for each of the requests that share a round."""
-    return [min(c.choose(o), o[1]) for c, o in zip(controllers, outlooks, strict=True)]
+        return self.time.reason if self.k else self.why
 
 
 class Auto:
-    """The K of one request. ``costs[i]``: seconds of a pass over i + 1 rows; ``draft_cost``: seconds per draft."""
+    """The K of one request.
 
-    def __init__(self, costs: Sequence[float], draft_cost: float = 0.0):
-        self.costs = [cost / costs[0] for cost in costs]
-        self.draft_cost = draft_cost / costs[0]
+    ``costs``: a :class:`~specloop.costs.CostCurve`, shared by all requests of a model, or seconds of a pass over 1, 2,
+    ... rows, which then stay as they are. ``draft_cost``: seconds per draft. ``steady``: see above. ``timeout``: see
+    :class:`TimeLimit`.
+    """
+
+    def __init__(self, costs: Sequence[float], draft_cost: float = 0.0, *, steady=False, timeout: float | None = None):
+        self.live = CostCurve.given(costs)
+        self.costs = self.live.frozen() if steady else self.live
+        self.draft_cost = draft_cost / self.live.measured[0]  # in passes over one row
+        self.steady = steady
+        self.time = TimeLimit(timeout, self.live)
         self.counters = [Counter() for _ in range(CELLS)]
         self.pause = FIRST_PAUSE
         self.skipped = 0  # rounds in which drafting did not pay, since the last probe
+        self.probing = False
+        self.strength, self.streak = 0, 0
         self.last_best: float | None = None
 
     def choose(self, outlook: tuple[int, int]) -> int:
-        """K for this round; 0 also where drafting is not expected to pay, with a probe now and then."""
-        strength, limit = outlook
-        limit = min(limit, len(self.costs) - 1)
-        if limit <= 0:
-            return 0
-        k, self.last_best = self.best(strength, limit)
-        if self.last_best >= MIN_SPEEDUP:
-            return k
-        self.skipped += 1
-        return min(PROBE, limit) if self.skipped >= self.pause else 0
+        """K for this round as if it were alone; 0 also where drafting is not expected to pay, with a probe now and
+        then."""
+        return plan([self], [outlook])[0]
 
-    def best(self, strength: int, limit: int) -> tuple[int, float]:
-        """The best K in 1..limit and its expected speed, plain decoding being 1.
+    def survival(self, outlook: tuple[int, int]) -> list[float]:
+        """The chance of each draft to be accepted with all before it.
 
         Before it has been seen, a token deeper in the draft is believed to be as good as the one before it: otherwise
         a K that never was tried would never be.
         """
-        expected, reach, rate, best, best_k = 1.0, 1.0, 0.0, 0.0, 0
-        for k in range(1, limit + 1):
-            at = strength + k - 1
+        strength, limit = outlook
+        reach, rate, chances = 1.0, 0.0, []
+        for at in range(strength, strength + limit):
             rate = self.counters[cell(at)].rate(max(prior(at), rate))
             reach *= rate
-            expected += reach
-            speed = expected / (self.costs[k] + k * self.draft_cost)
-            if speed > best:
-                best, best_k = speed, k
-        return best_k, best
+            chances.append(reach)
+        return chances
+
+    def settle(self, outlook: tuple[int, int], k: int, speed: float) -> int:
+        """What becomes of the planned K (0 = it does not pay), ``speed`` being expected of it, plain decoding 1."""
+        strength, limit = outlook
+        self.streak = self.streak + 1 if strength == self.strength + 1 else 0
+        self.strength, self.last_best = strength, speed
+        if k:
+            self.probing = False
+            return k
+        self.skipped += 1
+        self.probing = self.skipped >= self.pause or self.streak >= STREAK
+        return min(PROBE, limit) if self.probing else 0
 
     def observe(self, outlook: tuple[int, int], proposed: int, accepted: int, seconds=None, rows=None) -> None:
-        """The fate of a whole round. Rounds that were cut by a stop, the length limit or a fault must not come here."""
+        """The fate of a whole round: ``accepted`` of ``proposed`` drafts; its pass over ``rows`` rows, those of others
+        with them, took ``seconds``. Rounds that were cut by a stop, the length limit or a fault must not come here.
+        """
+        self.time.observe(proposed, seconds, rows)
+        if seconds is not None and rows is not None:
+            self.live.observe(rows, seconds)
         if not proposed:
             return
         strength = outlook[0]
@@ -129,57 +186,83 @@ class Auto:
                 counter.observe(j < accepted)
             else:
                 counter.fade()
-        if self.skipped >= self.pause:  # this was a probe
-            self.pause = FIRST_PAUSE if accepted == proposed else min(self.pause * 2, LONGEST_PAUSE)
-            self.skipped = 0
+        if self.probing:
+            if accepted == proposed:  # the text has changed
+                self.pause = FIRST_PAUSE
+            elif not accepted:
+                self.pause = min(self.pause * 2, LONGEST_PAUSE)
+            self.skipped, self.streak, self.probing = 0, 0, False
 
     def off_reason(self) -> str | None:
+        if self.time.reason is not None:
+            return self.time.reason
         if self.last_best is None or self.last_best >= MIN_SPEEDUP:
             return None
         return f"drafting does not pay: {self.last_best:.2f}x expected at the measured acceptance and cost"
 
 
-def warm_up(model, *rows: int) -> None:
-    """Makes passes over so many rows: memory is touched, and what a model keeps to repeat a pass is made."""
-    for n in rows:
-        n = min(n, model.context)
-        model.forward([0] * n, model.new_cache(n), last=n)
+def plan(controllers: Sequence, outlooks: Sequence[tuple[int, int]]) -> list[int]:
+    """K for each of the requests that share a round; ``outlooks``: (strength, limit) of their drafts.
 
-
-def measure_costs(model, rows: int = K_MAX + 1, budget: float = 0.2) -> list[float]:
-    """Seconds of a pass over 1..``rows`` rows: the least of two sweeps or more, made monotone."""
-    if getattr(model, "streams", False):
-        return _streamed_costs(model)
-    rows = min(rows, model.context)
-    cache = model.new_cache(rows)
-    least = [float("inf")] * rows
-    deadline = time.perf_counter() + budget
-    model.forward([0], cache, last=1)  # touches every weight once
-    sweeps = 0
-    while sweeps < 2 or (sweeps < 8 and time.perf_counter() < deadline):
-        for n in range(1, rows + 1):
-            cache.truncate(0)
-            start = time.perf_counter()
-            model.forward([0] * n, cache, last=n)
-            least[n - 1] = min(least[n - 1], time.perf_counter() - start)
-        sweeps += 1
-    for n in range(rows - 2, -1, -1):  # fewer rows can't cost more: a spike is noise
-        least[n] = min(least[n], least[n + 1])
-    return [max(seconds, 1e-9) for seconds in least]
-
-
-def _streamed_costs(model, rows: int = STREAMED_ROWS) -> list[float]:
-    """The same for a model whose passes read from a file: each takes long, and more rows hardly longer.
-
-    So one row and ``rows`` are measured, two passes each, and a straight line is drawn between.
+    The drafts of requests that are fixed or steady are decided alone and given; those of the others are shared out
+    among what they leave. All controllers of one call work with the same costs.
     """
-    rows = min(rows, model.context)
-    cache, least = model.new_cache(rows), {1: float("inf"), rows: float("inf")}
-    model.forward([0], cache, last=1)
-    for n in (1, rows, 1, rows):
-        cache.truncate(0)
-        start = time.perf_counter()
-        model.forward([0] * n, cache, last=n)
-        least[n] = min(least[n], time.perf_counter() - start)
-    first, slope = least[1], max(least[rows] - least[1], 0.0) / max(rows - 1, 1)
-    return [first + slope * n for n in range(rows)]
+    ks, free, alone = [0] * len(controllers), [], len(controllers) == 1
+    for i, (controller, outlook) in enumerate(zip(controllers, outlooks, strict=True)):
+        if not isinstance(controller, Auto) or (controller.steady and not alone):
+            ks[i] = min(controller.choose(outlook), outlook[1])
+        elif outlook[1] > 0 and not controller.time.resting():
+            free.append(i)
+    if free:
+        limits = [min(outlooks[i][1], len(controllers[i].costs) - 1) for i in free]
+        crew = [(controllers[i], (outlooks[i][0], limit)) for i, limit in zip(free, limits, strict=True)]
+        for i, k in zip(free, _share(crew, len(controllers), sum(ks)), strict=True):
+            ks[i] = k
+    return ks
+
+
+def _share(crew, requests, given):
+    """The K of each (controller, outlook); ``requests`` take part in the pass, and ``given`` drafts are decided."""
+    costs = crew[0][0].costs
+    unit = costs.seconds(1)
+    drafts = [(-a, i) for i, (auto, outlook) in enumerate(crew) for a in auto.survival(outlook)]
+    drafts.sort()  # by survival; a request's own stay in order, for equal ones belong to it anyway
+    rows = requests + given
+    plain = speed = requests / costs.seconds(rows)
+    best, best_n, expected, drafting = 0.0, 0, float(requests), 0.0
+    for n, (a, i) in enumerate(drafts, 1):
+        expected -= a
+        drafting += crew[i][0].draft_cost * unit
+        speed = expected / (costs.seconds(rows + n) + drafting)
+        if speed > best:
+            best, best_n = speed, n
+    gain = best / plain
+    ks = [0] * len(crew)
+    if gain >= MIN_SPEEDUP:
+        for _, i in drafts[:best_n]:
+            ks[i] += 1
+    unpaid = min(gain, 1.0) if any(ks) else gain  # others' drafts pay, and one more would not
+    return [auto.settle(outlook, k, gain if k else unpaid) for (auto, outlook), k in zip(crew, ks, strict=True)]
+
+
+def worth_drafting(max_new_tokens: int, costs: Sequence[float], draft_cost: float = 0.0, start: float = 0.0) -> bool:
+    """Whether an answer of at most so many tokens can be expected to come sooner with drafts.
+
+    ``costs``: seconds of a pass over 1, 2, ... rows; ``draft_cost``: seconds per draft; ``start``: seconds before the
+    first draft can be made (a model that has to be loaded and to read the prompt). The draft is taken for a good one,
+    9 of 10 tokens accepted; the best K of each round comes out of dynamic programming from the end. Labels, numbers and
+    yes-or-no answers end here: nothing is gained that would pay for a draft.
+    """
+    costs, rate = CostCurve.given(costs), GOOD
+    shown = min(max_new_tokens, 16)  # from there on each token saves as much as the one before
+    times = [0.0, costs.seconds(1)]
+    for n in range(2, shown + 1):
+        ways = [costs.seconds(1) + times[n - 1]]
+        for k in range(1, min(K_MAX, n - 1) + 1):
+            rest = sum((1 - rate) * rate**j * times[n - 1 - j] for j in range(k)) + rate**k * times[n - 1 - k]
+            ways.append(costs.seconds(k + 1) + k * draft_cost + rest)
+        times.append(min(ways))
+    if max_new_tokens < 2:
+        return False
+    plain, drafted = max_new_tokens * costs.seconds(1), times[shown] * max_new_tokens / shown + start
+    return plain >= MIN_SPEEDUP * drafted

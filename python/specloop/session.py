@@ -197,12 +197,17 @@ def make_draft(pair, options, limit, follows):
 
 
 def make_controller(pair, options, draft):
-    from .controller import Auto, Fixed
+    from .controller import Auto, Fixed, worth_drafting
 
     if draft.draft is None or options.max_new_tokens < 2:
         return Fixed(0)
+    if options.k != "auto":
+        return Fixed(options.k, timeout=options.verify_timeout)
     cost = pair.draft_cost if draft.draft.name == "model" else 0.0
-    return Auto(pair.costs, cost) if options.k == "auto" else Fixed(options.k)
+    if not worth_drafting(options.max_new_tokens, pair.costs, cost):
+        most = options.max_new_tokens
+        return Fixed(0, why=f"drafting does not pay for {most} tokens at the measured costs, however good the draft")
+    return Auto(pair.costs, cost, steady=options.temperature > 0, timeout=options.verify_timeout)
 
 
 def row_seconds(pair, controller) -> float | None:

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 
+from .costs import CostCurve
 from .drafts.vocabulary import check_same
 from .errors import PairClosed
 from .loading import Loading, Progress, Watched
@@ -116,13 +117,18 @@ class Stage:
             check_same("draft", draft, target or before)
 
     def _make_ready(self, version, model, role):
-        from .controller import measure_costs, warm_up
+        from .calibration import cost_curve
+        from .controller import K_MAX
+        from .costs import warm_up
 
+        known = False
         if role == "draft":
-            version.costs = measure_costs(model, 2)
+            version.costs, known = cost_curve(model, 2)
         elif self._warm_up and self.draft != "none" and self.k == "auto":
-            version.costs = measure_costs(model)
-        elif self._warm_up:
+            version.costs, known = cost_curve(model)
+        if known:
+            warm_up(model, 1, 1 if role == "draft" else K_MAX + 1)
+        elif version.costs is None and self._warm_up:
             warm_up(model, 1, 1 if self.draft == "none" else self.k + 1)
 
     def _first(self, target, draft):
@@ -249,15 +255,17 @@ class Stage:
         return min(self.model.context, self.settings.get("context", self.model.context))
 
     @property
-    def costs(self) -> list[float]:
-        """Seconds of a pass over 1..9 rows, measured once: by the warm-up if ``k`` is "auto", else on first use."""
-        from .controller import measure_costs
+    def costs(self) -> CostCurve:
+        """Seconds of a pass over 1..16 rows, known from an earlier load (calibration.py) or measured once: by the
+        warm-up if ``k`` is "auto", else on first use. The rounds keep them fresh.
+        """
+        from .calibration import cost_curve
 
         self.ready()
         with self._target.lock:
             version = self._target.get()  # under the lock: until then it may be exchanged or closed
             if version.costs is None:
-                version.costs = measure_costs(version.model)
+                version.costs, _ = cost_curve(version.model)
             return version.costs
 
     @property

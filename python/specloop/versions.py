@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 
+from .costs import CostCurve
 from .drafts.vocabulary import check_same
 from .errors import OptionError, PairClosed
 
@@ -35,7 +36,7 @@ class Version:
 
     def __init__(self, model, tokenizer, chat_template, name=None):
         self.model, self.tokenizer, self.chat_template, self.name = model, tokenizer, chat_template, name
-        self.costs: list[float] | None = None  # seconds of a pass over 1, 2, ... rows, once they are measured
+        self.costs: CostCurve | None = None  # seconds of a pass over 1, 2, ... rows, once they are known
 
     def close(self):
         """Gives back memory, files and threads."""
