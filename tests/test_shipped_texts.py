@@ -1,0 +1,50 @@
+"""Texts that the package ships for measurements: made by the scripts next to this file, and fit for their purpose."""
+
+import difflib
+import json
+
+import pytest
+
+import make_agreement_prompts
+import make_copy_edits
+from specloop.bench import load_prompts
+
+MAKERS = [make_copy_edits, make_agreement_prompts]
+
+
+def read(maker):
+    return json.loads(maker.FILE.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("maker", MAKERS, ids=lambda maker: maker.FILE.name)
+def test_the_file_is_what_its_script_makes(maker):
+    assert maker.FILE.read_text(encoding="utf-8") == maker.as_text()
+
+
+def test_copy_edits():
+    edits = read(make_copy_edits)
+    assert len(edits) >= 100 and len({edit["kind"] for edit in edits}) >= 6
+    assert len({edit["instruction"] + edit["input"] for edit in edits}) == len(edits)
+    for edit in edits:
+        before, after = edit["input"].split(), edit["reference"].split()
+        assert 30 <= len(before) <= 90, edit
+        same = difflib.SequenceMatcher(None, before, after, autojunk=False).ratio()
+        assert 0.6 < same < 1.0, edit  # most of it is copied, and something is not
+        assert not set("[]<>@|") & set(edit["reference"]) or edit["kind"] == "rename", edit  # no markup is left
+        assert edit["input"] == edit["input"].strip() and edit["reference"] == edit["reference"].strip()
+
+
+def test_renamed_code_differs_in_the_name_alone():
+    for edit in read(make_copy_edits):
+        if edit["kind"] == "rename":
+            words = edit["instruction"].split()
+            old, new = words[3], words[5]
+            assert edit["input"].replace(old, new) == edit["reference"] and new not in edit["input"], edit
+
+
+def test_agreement_prompts():
+    prompts = [p["prompt"] for p in read(make_agreement_prompts)]
+    assert len(prompts) == len(set(prompts)) >= 200
+    assert all(0 < len(prompt.split()) < 90 for prompt in prompts)
+    measured = {p["prompt"] for p in load_prompts()} | {edit["instruction"] for edit in read(make_copy_edits)}
+    assert not measured & set(prompts)
