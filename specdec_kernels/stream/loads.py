@@ -21,12 +21,15 @@ class Loads:
         self._before = self._reader.bytes_read  # to find out whether it can read at all
         unchecked = {block.index for block in pack.blocks if verify and block.crc32 is not None}
         self._checks = Checks(pack.check_block, unchecked)
+        self._pieces = {}  # (block, its place in memory) -> what the reader makes of it; a pass has few of them
 
     def start(self, index, memory):
         """Begins to read block ``index``; returns what has ``wait()``, which raises StreamError, and ``cancel()``."""
-        block = self._blocks[index]
-        memory = memory[: block.nbytes]
-        return self._checks.after(self._reader.submit(block.ranges, memory), index, memory)
+        place = index, memory.data_ptr(), memory.nbytes
+        pieces = self._pieces.get(place)
+        if pieces is None:
+            pieces = self._pieces[place] = self._reader.pieces(self._blocks[index].ranges, memory)
+        return self._checks.after(self._reader.start(pieces, memory), index, memory)
 
     def empty(self, nbytes):
         """Memory that blocks are read into."""

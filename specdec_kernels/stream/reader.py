@@ -85,7 +85,15 @@ class Reader:
         """
         self._check()
         memory = _as_tensor(memory)
-        pieces = [piece for part in ranges for piece in self._cut(part, memory)]
+        return self.start(self.pieces(ranges, memory), memory)
+
+    def pieces(self, ranges, memory):
+        """What :meth:`start` wants, for whoever reads the same ranges into the same memory again and again."""
+        return [piece for part in ranges for piece in self._cut(part, memory)]
+
+    def start(self, pieces, memory):
+        """Starts reading ``pieces``, made of the tensor ``memory``; returns a :class:`Ticket`."""
+        self._check()
         for batch in list(self._busy):
             if batch.wait(0):
                 self._busy.pop(batch, None)
