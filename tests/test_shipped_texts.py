@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 
 import pytest
 
@@ -39,7 +40,8 @@ def test_renamed_code_differs_in_the_name_alone():
         if edit["kind"] == "rename":
             words = edit["instruction"].split()
             old, new = words[3], words[5]
-            assert edit["input"].replace(old, new) == edit["reference"] and new not in edit["input"], edit
+            assert re.sub(rf"\b{old}\b", new, edit["input"]) == edit["reference"], edit
+            assert not re.search(rf"\b{new}\b", edit["input"]), edit
 
 
 def test_agreement_prompts():
