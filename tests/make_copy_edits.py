@@ -288,7 +288,7 @@ CODE = [
     (
         "Rust",
         "best",
-        "largest",
+        "highest",
         "fn maximum(values: &[i64]) -> Option<i64> {\n    let mut @ = *values.first()?;\n    for &value in values {\n"
         "        if value > @ {\n            @ = value;\n        }\n    }\n    if @ < 0 {\n"
         '        println!("all are negative, the largest is {}", @);\n    }\n    Some(@)\n}',
@@ -297,7 +297,7 @@ CODE = [
         "shell",
         "folder",
         "target",
-        '@=$1\nif [ ! -d "$@" ]; then\n  echo "no such folder: $@" >&2\n  exit 1\nfi\nfor file in "$@"/*.txt; do\n'
+        '@=$1\nif [ ! -d "$@" ]; then\n  echo "cannot find $@" >&2\n  exit 1\nfi\nfor file in "$@"/*.txt; do\n'
         '  lines=$(wc -l < "$file")\n  echo "$file has $lines lines"\ndone\necho "done with $@"',
     ),
 ]

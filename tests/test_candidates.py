@@ -86,7 +86,7 @@ def test_what_is_refused(name):
 
 
 def test_what_is_no_model_is_refused():
-    with pytest.raises(OptionError, match="^draft_model: "):
+    with pytest.raises(OptionError, match=r"^draft_model: "):
         specloop.generate_candidates("smollm2", PROMPT)
 
 
