@@ -10,7 +10,6 @@ import os
 import stat
 import struct
 from array import array
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ from specdec_kernels import dequantize_ggml
 from specdec_kernels.ggml import BLOCKS
 
 from ..errors import FormatError, ModelError, show
+from .strings import Strings
 
 MAX_HEADER = 128 << 20  # bytes of metadata and tensor descriptions
 MAX_VALUES = 1 << 22  # array elements in all of the metadata; the largest vocabularies need a third of it
@@ -32,40 +32,6 @@ _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "B", 10: "Q", 11: "q", 12: "d"}
 _SMALLEST = {code: struct.calcsize(letter) for code, letter in _NUMBERS.items()} | {_STRING: 8, _ARRAY: 12}
 _LENGTH = struct.Struct("<Q").unpack_from
-
-
-class Strings(Sequence):
-    """An array of strings, held as one piece of memory: a tenth of what a vocabulary's list of str would take."""
-
-    def __init__(self, packed, ends):
-        self.packed, self.ends = packed, ends  # UTF-8 of all, and where each one ends
-
-    def __len__(self):
-        return len(self.ends)
-
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        if index < 0:
-            index += len(self)
-        start = self.ends[index - 1] if index > 0 else 0
-        return self.packed[start : self.ends[index]].decode()
-
-    def __iter__(self):
-        packed, start = self.packed, 0
-        for end in self.ends:
-            yield packed[start:end].decode()
-            start = end
-
-    def __eq__(self, other):
-        return list(self) == list(other) if isinstance(other, Sequence) else NotImplemented
-
-    __hash__ = None
-
-    def __repr__(self):
-        return repr(self[:])
 
 
 class TensorInfo(NamedTuple):

@@ -12,7 +12,7 @@ from array import array
 import torch
 
 from ..errors import FormatError
-from ..formats.gguf import Strings
+from ..formats.strings import Strings
 from .folder_tokenizer import FolderTokenizer
 from .tokenizer import Tokenizer
 

@@ -1,23 +1,24 @@
-"""Byte-level BPE from a GGUF's metadata, through the ``tokenizers`` library.
+"""Byte-level BPE from a GGUF's metadata.
 
-The library does the merging; the vocabulary's special tokens are handled here, because whether they may be parsed out
-of a text is a property of the call (a chat template writes them, a user's text must be able to not mean them), while
-the library makes it a property of the tokenizer.
+The ``tokenizers`` library cuts a text into words, byte_pairs.py merges the characters of a word, and the vocabulary's
+special tokens are handled here: whether they may be parsed out of a text is a property of the call (a chat template
+writes them, a user's text must be able to not mean them).
 """
 
 import codecs
 import hashlib
-import json
 import re
 import struct
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import tokenizers
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from ..errors import FormatError, ModelError, PromptError, show
+from ..formats.strings import Strings
 from ..heap import give_back
+from .byte_pairs import BytePairs
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
 
@@ -75,7 +76,7 @@ class Tokenizer:
     """Text to ids and back. Immutable; may be used from several threads."""
 
     def __init__(self, model, raw, added, *, vocab_size, bos_id, eos_id, pad_id, eos_ids, add_bos):
-        self._model = model  # tokenizers.Tokenizer that holds the ordinary tokens only
+        self._model = model  # of the ordinary tokens: encode, id_to_token
         self._raw = raw  # id -> bytes of the tokens that are not made of byte characters
         self._always = _splitter(added[_USER_DEFINED])
         self._special = _splitter(added[_USER_DEFINED] | added[_CONTROL])
@@ -118,7 +119,7 @@ class Tokenizer:
         ends = {id for token, id in added[_CONTROL].items() if token in _ENDS} | {named["eos"], named["eot"]}
         add_bos = metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe") is True
         return cls(
-            _build(vocab, _merges(metadata), pre),
+            _Model(_byte_pairs(metadata, tokens, vocab, pre), pre),
             raw,
             added,
             vocab_size=len(tokens),
@@ -150,7 +151,7 @@ class Tokenizer:
             if i % 2:
                 ids.append(self._added[piece])
             elif piece:
-                ids += self._model.encode(piece, add_special_tokens=False).ids
+                ids += self._model.encode(piece)
         return ids
 
     def decode(self, ids, *, special=True):
@@ -235,37 +236,38 @@ def _splitter(tokens):
     return _Splitter(tokens) if tokens else None
 
 
-def _build(vocab, merges, pre):
-    """The library's tokenizer; empties ``vocab``, which is 8 MB of strings that the library makes its own copy of."""
-    text = _library_json(vocab, merges, pre == "llama-bpe")
-    vocab.clear()
+class _Model:
+    """A text without special tokens to ids: cut into words, and these merged. Words that come often are remembered."""
+
+    REMEMBERED, LONGEST = 4096, 32  # words, and characters of one: at most a megabyte
+
+    def __init__(self, pairs, pre):
+        self.pre_tokenizer = _PRE_TOKENIZERS[pre]()
+        self.normalizer = normalizers.NFC() if pre == "qwen2" else None
+        self.id_to_token = pairs.id_to_token
+        self._merged, self._remembered = pairs.encode, lru_cache(self.REMEMBERED)(pairs.encode)
+
+    def encode(self, text):
+        if self.normalizer is not None:
+            text = self.normalizer.normalize_str(text)
+        ids = []
+        for word, _ in self.pre_tokenizer.pre_tokenize_str(text):
+            ids += (self._remembered if len(word) <= self.LONGEST else self._merged)(word)
+        return ids
+
+
+def _byte_pairs(metadata, tokens, ids, pre):
+    key = "tokenizer.ggml.merges"
     try:
-        built = tokenizers.Tokenizer.from_buffer(text)
-    except Exception as error:  # the library raises plain Exception; its line and column are those of our JSON
-        reason = re.sub(r"^Cannot instantiate Tokenizer from buffer: | at line \d+ column \d+$", "", str(error))
-        raise FormatError(f"tokenizer.ggml.merges: {show(reason)}") from None
-    built.pre_tokenizer = _PRE_TOKENIZERS[pre]()
-    if pre == "qwen2":
-        built.normalizer = tokenizers.normalizers.NFC()
-    return built
-
-
-def _library_json(vocab, merges, ignore_merges):
-    """The library's own file format, written in pieces: as Python objects the merges alone would take 10 MB."""
-    pairs, step = list(vocab.items()), 2048
-    vocab_parts = [_inner_json(dict(pairs[i : i + step])) for i in range(0, len(pairs), step)]
-    merge_parts = [_inner_json(merges[i : i + step]) for i in range(0, len(merges), step)]
-    head = '{"version":"1.0","added_tokens":[],"model":{"type":"BPE","ignore_merges":%s,"vocab":{'
-    parts = [(head % json.dumps(ignore_merges)).encode(), b",".join(vocab_parts), b'},"merges":[']
-    return b"".join([*parts, b",".join(merge_parts), b"]}}"])
-
-
-def _inner_json(values):
-    return json.dumps(values, ensure_ascii=False)[1:-1].encode()
+        return BytePairs(tokens, ids, _strings(metadata, key), whole_words=pre == "llama-bpe")
+    except ValueError as error:
+        raise FormatError(f"{key}: {error}") from None
 
 
 def _strings(metadata, key):
     values = metadata.get(key)
+    if isinstance(values, Strings) and values:
+        return values
     array = isinstance(values, Sequence) and not isinstance(values, str)
     if not array or not values or not all(isinstance(value, str) for value in values):
         raise FormatError(f"{key}: expected an array of strings, got {_kind(values)}")
@@ -280,16 +282,6 @@ def _types(metadata, count):
     if not isinstance(types, list) or len(types) != count or not all(type(value) is int for value in types):
         raise FormatError(f"{key}: expected {count} integers, one per token, got {_kind(types)}")
     return types
-
-
-def _merges(metadata):
-    merges = _strings(metadata, "tokenizer.ggml.merges")
-    for rank, merge in enumerate(merges):
-        if merge.count(" ") != 1:
-            raise FormatError(
-                f"tokenizer.ggml.merges: number {rank} is not two tokens with a space between: {show(merge)}"
-            )
-    return merges
 
 
 def _special_id(metadata, name, count):
