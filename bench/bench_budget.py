@@ -12,8 +12,9 @@ At last, what a second process over the same pack adds to the memory of the mach
 import argparse
 import json
 from contextlib import ExitStack
+from statistics import median
 
-from watched import BARE, shares, waiting, watch
+from watched import BARE, private, shares, waiting, watch
 
 from specloop.convert import cached_pack
 from specloop.formats.locate import find_model, open_checkpoint
@@ -80,21 +81,25 @@ for block in stream.blocks():
 """
 
 
-def sharing():
-    """{"weights", "decoder", "passes", "bare"}: bytes of the pack, and what one more process of each kind adds.
+def sharing(rounds=5):
+    """{"weights", "decoder", "passes"}: bytes of the pack, and what one more process adds beyond a bare one.
 
-    A whole decoder; one that only multiplies by the weights; a bare one.
+    A whole decoder; one that only multiplies by the weights. Medians of (PSS of all together, its private pages).
     """
     with open_checkpoint(find_model("smollm2")) as checkpoint:
         pack = cached_pack(checkpoint)
+    added = {"decoder": [], "passes": []}
     with ExitStack() as running:
         pids = [running.enter_context(waiting(BARE)), running.enter_context(waiting(SHARE, pack))]
-        before = shares(*pids)
-        added = {}
-        for name, code in (("decoder", SHARE), ("passes", PASSES), ("bare", BARE)):
-            with waiting(code, pack) as pid:
-                added[name] = shares(*pids, pid) - before
-    return {"weights": pack.stat().st_size} | added
+        for _ in range(rounds):
+            total = {}
+            for name, code in (("decoder", SHARE), ("passes", PASSES), ("bare", BARE)):
+                with waiting(code, pack) as pid:
+                    total[name] = shares(*pids, pid), private(pid)
+            for name, values in added.items():
+                values.append([more - bare for more, bare in zip(total[name], total["bare"], strict=True)])
+    medians = {name: [median(column) for column in zip(*values, strict=True)] for name, values in added.items()}
+    return {"weights": pack.stat().st_size} | medians
 
 
 def row(name, budget, seen, bare, result, same):
@@ -143,8 +148,9 @@ def main():
     print(f"{ways[1]['tokens_per_second'] / ways[0]['tokens_per_second']:.2f}")
     print("\na second process over the same pack, beyond what a bare one adds:")
     for name, what in (("decoder", "a whole decoder"), ("passes", "one that only multiplies by the weights")):
-        more = shared[name] - shared["bare"]
-        print(f"  {what}: {more / 1e6:.1f} MB, {more / shared['weights']:.1%} of the weights")
+        more, own = shared[name]
+        print(f"  {what}: {more / 1e6:.1f} MB, {more / shared['weights']:.1%} of the weights", end="; ")
+        print(f"private pages {own / 1e6:.1f} MB")
 
 
 if __name__ == "__main__":

@@ -85,9 +85,19 @@ def waiting(code, *arguments):
 
 
 def shares(*pids):
-    """Bytes of the processes together, what they share counted once (their PSS)."""
-    total = 0
-    for pid in pids:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        total += next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
+    """Bytes of the processes together, what they share counted once (their PSS).
+
+    Pages of libraries are shared with whatever else runs, too: what comes and goes elsewhere moves it by some MB.
+    """
+    return sum(_rolled_up(pid)["Pss"] for pid in pids)
+
+
+def private(pid):
+    """Bytes that this process alone has: where nothing else runs, what the machine has more of since it came."""
+    sizes = _rolled_up(pid)
+    return sizes["Private_Clean"] + sizes["Private_Dirty"]
+
+
+def _rolled_up(pid):
+    lines = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()]
+    return {name[:-1]: int(size) * 1024 for name, size, _ in (line for line in lines if line[-1] == "kB")}

@@ -1,7 +1,11 @@
 """A model over a pack: the same logits, bit for bit, as with all weights in memory, whatever the budget."""
 
 import os
+import subprocess
+import sys
+from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,3 +200,42 @@ def test_rows_of_a_matrix_that_is_cut():
     cut = lambda **ends: [(source.name, *rows) for source, *rows in Matrix(8, [a, b], **ends).pieces(3)]
     assert cut() == [("a", 0, 3), ("a", 3, 5), ("b", 0, 3), ("b", 3, 6)]
     assert cut(first=4, stop=9) == [("a", 4, 5), ("b", 0, 3), ("b", 3, 4)] and cut(first=6, stop=7) == [("b", 1, 2)]
+
+
+DECODER = """
+import sys
+import torch, tokenizers
+torch.mm(torch.ones(64, 64), torch.ones(64, 64))
+if len(sys.argv) > 1:
+    import specloop
+    pair = specloop.load(sys.argv[1], draft="none", context=512)
+    pair.generate("Write one sentence about the sea.", max_new_tokens=8)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="needs /proc/self/smaps_rollup")
+def test_a_second_decoder_shares_the_weights(smollm2):
+    """Its private pages, over those of a process with torch and tokenizers, are less than 15 % of the weights."""
+    with ExitStack() as running:
+
+        def started(*arguments):
+            process = subprocess.Popen(
+                [sys.executable, "-c", DECODER, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            running.callback(process.wait)
+            running.callback(process.stdin.close)
+            running.callback(process.stdout.close)
+            assert process.stdout.readline() == "ready\n"
+            return process.pid
+
+        def private(pid):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Private_"))
+
+        path = packed(smollm2)
+        started()
+        started(path)
+        assert private(started(path)) - private(started()) < 0.15 * all_weights(path)
