@@ -109,10 +109,10 @@ def test_the_prompt_may_come_from_stdin(command, monkeypatch):
 
 
 def test_load_options_arrive(command):
-    options = "--model x.gguf --dtype f32 --kv f16 --context 99 --threads 1 --memory-budget 90MB"
+    options = "--model x.gguf --dtype f32 --kv f16 --context 99 --threads 1 --memory-budget 90MB --require-draft"
     command("generate", "a", *options.split())
     expected = {"dtype": "f32", "context": 99, "threads": 1, "kv": "f16", "device": "auto", "memory_budget": "90MB"}
-    assert command.loaded == [("x.gguf", expected)]
+    assert command.loaded == [("x.gguf", expected | {"require_draft": True})]
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def test_when_one_fails_the_other_ends_too(failing):
         raise ModelError("what is wrong with it")
 
     loads = {"target": other, "draft": other} | {failing: broken}
-    pair = Pair("target", draft="draft", opened=named(**loads))
+    pair = Pair("target", draft="draft", opened=named(**loads), require_draft=True)
     start = time.perf_counter()
     for _ in range(2):
         with pytest.raises(ModelError, match="what is wrong with it"):
@@ -272,3 +272,30 @@ def test_the_draft_counts_in_the_budget(tiny):
         assert not draft.streams and draft.memory_nbytes <= size
         tokens = pair.generate([5, 100, 7], max_new_tokens=20, k=3).tokens
         assert tokens == alone_needs.generate([5, 100, 7], max_new_tokens=20).tokens
+
+
+@pytest.mark.parametrize("memory_budget", [None, "30MB"])
+def test_a_draft_that_cannot_be_read_leaves_the_target_alone(tiny, tmp_path, caplog, memory_budget):
+    """The statistics and the log say so; the text is that of the target, and another draft can be put in its place."""
+    corrupt = tmp_path / "corrupt.gguf"
+    corrupt.write_bytes(b"GGUF" + bytes(range(200)))
+    options = {"context": 64, "k": 3, "memory_budget": memory_budget}
+    with specloop.load(tiny, "none", context=64) as plain, specloop.load(tiny, corrupt, **options) as pair:
+        assert pair.ready()
+        for result in (pair.generate("ab"), *pair.generate_batch(["ab"]), pair.generate("ab", draft=str(corrupt))):
+            counts = result.stats.speculation
+            assert result.tokens == plain.generate("ab").tokens and counts.proposed == 0
+            assert counts.off_reason.startswith(f"the draft {corrupt} could not be read: ")
+        assert [record.message for record in caplog.records] == [f"speculation off: {counts.off_reason}"]
+        assert pair.generate("abababab", draft="lookup").stats.speculation.proposed
+        pair.swap(draft=tiny)
+        assert pair.generate("ab").stats.speculation.off_reason is None
+
+
+def test_a_draft_that_is_required_is_an_error_when_it_cannot_be_read(tiny, tmp_path):
+    corrupt = tmp_path / "corrupt.gguf"
+    corrupt.write_bytes(b"GGUF" + bytes(range(200)))
+    with specloop.load(tiny, corrupt, context=64, require_draft=True) as pair, pytest.raises(ModelError):
+        pair.ready()
+    with pytest.raises(OptionError, match=r"^require_draft: expected True or False, got 'yes'"):
+        specloop.load(tiny, corrupt, require_draft="yes")

@@ -154,14 +154,24 @@ def test_the_draft_goes_while_requests_use_it():
         other = pair.stream(PROMPT, max_new_tokens=40)
         next(other)
         gone = weakref.ref(pair._draft.version.model)
-        failing(pair, 1, MemoryError())
+        failing(pair, 2, MemoryError())
         assert first + [event.token for event in stream] == alone(1, PROMPT, 40)
-        assert steps(stream.result) == ["draft"] and gone() is None
+        assert steps(stream.result) == ["lookup index", "draft"] and gone() is None
         assert [event.token for event in other] == alone(1, PROMPT, 40)[1:]
         for result in (stream.result, other.result):
             assert result.stats.speculation.faults == [] and not any(result.stats.speculation.k_history[-10:])
             assert result.stats.speculation.off_reason == "its memory was needed"
         assert pair.generate(PROMPT, max_new_tokens=8).stats.speculation.off_reason == "no draft"
+
+
+def test_a_model_goes_on_when_the_lookup_before_it_goes():
+    with pair_of(1, draft=parts(1), k=3) as pair:
+        stream = pair.stream(PROMPT, max_new_tokens=40)
+        first = [next(stream).token for _ in range(6)]
+        failing(pair, 1, MemoryError())
+        assert first + [event.token for event in stream] == alone(1, PROMPT, 40)
+        counts = stream.result.stats.speculation
+        assert steps(stream.result) == ["lookup index"] and counts.off_reason is None and counts.k_history[-2] == 3
 
 
 def test_nothing_left_is_a_clear_error_and_the_text_stays():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .drafts.vocabulary import cut_ids
+from .drafts.vocabulary import map_of
 from .errors import ModelFault, OptionError, PromptError, show
 
 CHUNK = 256  # ids per pass over a context
@@ -58,7 +58,7 @@ def _best(forwards, cache, model, ids, k):
     for start in range(0, last, CHUNK):
         forwards.forward(ids[start : min(start + CHUNK, last)], cache, last=0)
     row = forwards.forward(ids[last:], cache, last=1)[0]
-    found = likeliest(row, cut_ids(model), k)
+    found = likeliest(row, map_of(model, model.vocab_size), k)
     if found is None:
         raise ModelFault(f"no token at position {len(ids)} has a probability: the model's logits are NaN")
     return found
@@ -78,7 +78,7 @@ def _checked(context, vocab_size, most):
 def likeliest(row, ids, n: int, temperature: float = 1.0) -> list[tuple[int, float]] | None:
     """The ``n`` best of a row of raw logits [V] as (id, log-probability), ties by lower id; None if it has a NaN.
 
-    ``ids``: the list of ids that the row's columns stand for, or None.
+    ``ids``: what the row's columns stand for (a tensor), or None.
     """
     import torch
 
@@ -88,4 +88,4 @@ def likeliest(row, ids, n: int, temperature: float = 1.0) -> list[tuple[int, flo
         return None
     at = (logs >= least).nonzero()[:, 0]
     found = sorted(zip((-logs[at]).tolist(), at.tolist(), strict=True))[:n]
-    return [(ids[i] if ids is not None else i, -minus) for minus, i in found if minus != float("inf")]
+    return [(i if ids is None else int(ids[i]), -minus) for minus, i in found if minus != float("inf")]

@@ -45,3 +45,9 @@ def function(name, value):
     if value is not None and not callable(value):
         raise OptionError(f"{name}: expected a function, got {show(value)}")
     return value
+
+
+def flag(name, value) -> bool:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name}: expected True or False, got {show(value)}")
+    return value

@@ -32,6 +32,7 @@ app = typer.Typer(
 Model = Annotated[str, typer.Option("--model", help="smollm2, or the path of a GGUF, a pack, or a Hugging Face folder")]
 Draft = Annotated[str, typer.Option("--draft", help="auto, lookup, none, or a model's path")]
 K = Annotated[str, typer.Option("--k", help="drafts per round: auto, or a number")]
+Required = Annotated[bool, typer.Option("--require-draft", help="a draft model that can't be read is an error")]
 Dtype = Annotated[str, typer.Option("--dtype", help="int8, bf16 or f32")]
 Kv = Annotated[str, typer.Option("--kv", help="key-value cache: int8, f16 or f32")]
 Context = Annotated[int, typer.Option("--context", help="most tokens, prompt and answer together")]
@@ -46,6 +47,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="the prompt; - reads it from stdin")],
     model: Model = "smollm2",
     draft: Draft = "auto",
+    require_draft: Required = False,
     k: K = "auto",
     rule: Annotated[str, typer.Option("--rule", help="lossless")] = "lossless",
     temperature: Annotated[float, typer.Option("--temperature", help="0 = greedy")] = 0.0,
@@ -87,6 +89,7 @@ def generate(
     check_request(**options, loaded=options["draft"])  # before seconds go into loading
     text = _stdin() if prompt == "-" else prompt
     loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
+    loading["require_draft"] = require_draft
     pair = _load(model, options["draft"], memory_budget=_bytes(memory_budget), **loading)
     stream = pair.stream(text, **options)
     view = View(stream, shown=stats, out=None if as_json else sys.stdout)

@@ -50,8 +50,16 @@ class GuardedDraft:
         self._warned = False
         self._known_ids = None  # the map of a cut vocabulary that was checked
 
-    def let_go(self, why: str) -> None:
-        """Frees the draft: from the next round on there is none."""
+    def let_go(self, why: str, name: str | None = None) -> None:
+        """Frees the draft: from the next round on there is none. ``name``: only if it is that one, or, of several
+        (drafts/chain.py), that one alone.
+        """
+        draft = self.draft
+        if name is not None and hasattr(draft, "without"):
+            if draft.without(name) is not None:
+                return
+        elif name not in (None, getattr(draft, "name", None)):
+            return
         self._gone, self.draft = why, None
 
     def rest(self, rounds: int, why: str) -> None:

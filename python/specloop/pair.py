@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from .batch import play
+from .checks import flag
 from .options import (
     Options,
     check_draft_model,
@@ -38,6 +39,7 @@ def load(
     memory_budget=None,
     kv="int8",
     device="auto",
+    require_draft=False,
     **aliases,
 ) -> Pair:
     """Starts to load a model, and its draft if that is one too, in the background and returns at once.
@@ -48,6 +50,8 @@ def load(
     "int8", "f16" or "f32". ``device``: "cpu", "cuda" (AMD's GPUs, too), or "auto". ``memory_budget``: bytes, or "120MB"
     (10^6) or "120MiB" (2^20), for weights, cache, workspace, logits and draft together; weights of the target beyond it
     are read from a file in every pass.
+    A draft whose file turns out to be unreadable is done without, and the statistics say why; ``require_draft`` makes
+    that an error.
     ``progress(fraction)`` is called from the loading threads, one call at a time. Raises OptionError here; what is
     wrong with the model, the budget or the device comes out of ``Pair.ready()`` or the first use.
     """
@@ -58,10 +62,12 @@ def load(
         raise TypeError(f"load() got an unexpected option {next(iter(named))!r}")
     check_target(target)
     check_load(dtype, context, threads, memory_budget, kv, device)
+    flag("require_draft", require_draft)
     settings = {"dtype": dtype, "context": context, "kv": kv}
     settings |= {"device": device, "threads": threads, "memory_budget": memory_budget}
     opened = opener(**settings)
-    return Pair(target, draft=draft, k=k, settings=settings, warm_up=True, progress=progress, opened=opened)
+    more = {"progress": progress, "opened": opened, "require_draft": require_draft}
+    return Pair(target, draft=draft, k=k, settings=settings, warm_up=True, **more)
 
 
 class Pair(Stage):
@@ -142,7 +148,7 @@ def _pair(target, **options) -> Pair:
         return _latest[1]
 
 
-_LOADING = ("dtype", "context", "threads", "memory_budget", "kv", "device")
+_LOADING = ("dtype", "context", "threads", "memory_budget", "kv", "device", "require_draft")
 
 
 def generate(prompt, *, target="smollm2", **options) -> Result:

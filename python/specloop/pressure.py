@@ -158,7 +158,7 @@ class Pressure:
         for guard in self._guarded():
             size = index_nbytes(guard.draft)
             if size:
-                guard.let_go(GONE)
+                guard.let_go(GONE, "lookup")
                 freed += size
         return freed
 
@@ -169,8 +169,7 @@ class Pressure:
         if version is None:
             return 0
         for guard in self._guarded():
-            if getattr(guard.draft, "name", None) == "model":
-                guard.let_go(GONE)
+            guard.let_go(GONE, "model")
         freed = caches + (getattr(version.model, "memory_nbytes", None) or 1)
         version.close()
         told = self._draft_gone()

@@ -79,7 +79,7 @@ class Session:
         self, pair: Pair, ids: list[int], options: Options, cancel=None, *, follows=False, index=0, batch=None
     ):
         from .processors import make_processor
-        from .request import Request, Sampling
+        from .request import Request
 
         self._pair, self._options, self._follows, self.index = pair, options, follows, index
         self._cancel, self._prompt_tokens, self._texts = threading.Event(), len(ids), []
@@ -94,7 +94,7 @@ class Session:
             self.seat,
             draft,
             make_controller(pair, options, draft),
-            Sampling(options.temperature, options.top_k, options.top_p, options.min_p, options.seed),
+            sampling_of(options),
             self._reader.push,
             _either(self._cancel, cancel),
             rule={"lossless": "token"}.get(options.rule, options.rule),
@@ -179,21 +179,34 @@ def _either(event, cancel):
 
 
 def make_draft(pair, options, limit, follows):
+    """A lookup, or with a model behind it: what repeats itself is looked up, and the model is asked for the rest."""
+    from .drafts.chain import ChainDraft
     from .drafts.lookup import LookupDraft
     from .drafts.model import ModelDraft
     from .faults import GuardedDraft
 
     name, model, draft = pair.draft if follows else options.draft, pair.model, None
-    most = max(options.k if isinstance(options.k, int) else 8, 8)
+    most, off = max(options.k if isinstance(options.k, int) else 8, 8), None
     if options.k == 0 or name == "none":
         pass
     elif name == "lookup":
         draft = LookupDraft(max_tokens=most)
+    elif pair.draft_failure is not None:
+        off = pair.draft_failure
     else:
-        draft = ModelDraft(pair.draft_seat(limit), model.vocab_size, most)
+        of_model = ModelDraft(pair.draft_seat(limit), model.vocab_size, most, sampling_of(options), pair.draft_ids)
+        draft = ChainDraft([LookupDraft(max_tokens=most), of_model])
     guarded = GuardedDraft(draft, model.vocab_size, model.eos_ids)
+    if off is not None:
+        guarded.let_go(off)
     pair.pressure.watch(guarded)
     return guarded
+
+
+def sampling_of(options):
+    from .request import Sampling
+
+    return Sampling(options.temperature, options.top_k, options.top_p, options.min_p, options.seed)
 
 
 def make_controller(pair, options, draft):
@@ -203,8 +216,8 @@ def make_controller(pair, options, draft):
         return Fixed(0)
     if options.k != "auto":
         return Fixed(options.k, timeout=options.verify_timeout)
-    cost = pair.draft_cost if draft.draft.name == "model" else 0.0
-    if not worth_drafting(options.max_new_tokens, pair.costs, cost):
+    cost = 0.0 if draft.draft.name == "lookup" else pair.draft_cost
+    if not worth_drafting(options.max_new_tokens, pair.costs):  # of a lookup, which comes first
         most = options.max_new_tokens
         return Fixed(0, why=f"drafting does not pay for {most} tokens at the measured costs, however good the draft")
     return Auto(pair.costs, cost, steady=options.temperature > 0, timeout=options.verify_timeout)

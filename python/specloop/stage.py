@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable
 
 from .costs import CostCurve
-from .drafts.vocabulary import check_same
-from .errors import PairClosed
+from .drafts.vocabulary import check_same, map_of
+from .errors import ModelError, PairClosed
 from .loading import Loading, Progress, Watched
 from .options import check_draft_model, check_target, is_model
 from .pressure import Pressure
 from .versions import Place, Version, check_successor
+
+log = logging.getLogger("specloop")
 
 
 def opener(*, dtype, kv, context, device, threads, memory_budget):
@@ -39,7 +43,11 @@ def opener(*, dtype, kv, context, device, threads, memory_budget):
             if share is not None:
                 share(size(name))
             return load_model(name, progress=progress, **options)
-        budgeted = {"memory_budget": memory_budget, "reserved": {"draft": size(beside)} if beside else {}}
+        reserved = {}
+        if beside:
+            with contextlib.suppress(ModelError):  # the draft's own load will say so
+                reserved["draft"] = size(beside)
+        budgeted = {"memory_budget": memory_budget, "reserved": reserved}
         return load_model(name, progress=progress, share=share, **budgeted, **options)
 
     return opened
@@ -50,11 +58,25 @@ class Stage:
 
     ``target``, ``draft``: names, or functions that return (model, tokenizer, chat template or None). Each is loaded
     in a thread of its own by ``opened(name, progress, ...)``. ``warm_up``: the passes that rounds consist of are made
-    before it is ready, so that the first round takes no longer than others. A context manager: leaving it closes it.
+    before it is ready, so that the first round takes no longer than others. A draft whose file can't be read leaves the
+    target alone: ``draft_failure`` says why; with ``require_draft`` it is an error. A context manager: leaving it
+    closes it.
     """
 
-    def __init__(self, target, *, draft="lookup", k="auto", settings=None, warm_up=False, progress=None, opened=None):
+    def __init__(
+        self,
+        target,
+        *,
+        draft="lookup",
+        k="auto",
+        settings=None,
+        warm_up=False,
+        progress=None,
+        opened=None,
+        require_draft=False,
+    ):
         self.k = k
+        self.draft_failure: str | None = None
         self.draft = draft if isinstance(draft, str) else "model"
         self.settings = {"model": _name(target)} | (settings or {})
         self.generation = 0  # how often something was exchanged
@@ -63,12 +85,14 @@ class Stage:
         self.pressure = Pressure(self._target, self._draft, weakref.WeakMethod(self._draft_is_gone))
         self._warm_up, self._opened, self._closed = warm_up, opened, False
         self._swapping = threading.Lock()
-        self._loading = self._start(target, draft if is_model(draft) else None, progress, self._first)
+        self._loading = self._start(
+            target, draft if is_model(draft) else None, progress, self._first, may_lack_draft=not require_draft
+        )
         self._latest = self._loading  # or a swap's
 
     # ---- loading -----------------------------------------------------------------------------------------------------
 
-    def _start(self, target, draft, tell, commit):
+    def _start(self, target, draft, tell, commit, *, may_lack_draft=False):
         """Begins to load what is not None; ``commit(target version, draft version)``, None or loaded, if all fits."""
         roles = [(role, name) for role, name in (("target", target), ("draft", draft)) if name is not None]
         progress = Progress(tell, [_size(name) for _, name in roles])
@@ -91,14 +115,31 @@ class Stage:
         def prepare(versions):
             self._check(*by_role(versions))
             for (role, _), version in zip(roles, versions, strict=True):
-                self._make_ready(version, Watched(version.model, progress), role)
+                if version is not None:
+                    self._make_ready(version, Watched(version.model, progress), role)
 
         def install(versions):
             commit(*by_role(versions))
             self.load_seconds = time.perf_counter() - start
 
         jobs = [job(i, *role) for i, role in enumerate(roles)]
+        if may_lack_draft and roles[-1][0] == "draft":
+            jobs[-1] = self._or_without(jobs[-1], _name(draft))
         return Loading(jobs, prepare, install, Version.close, progress)
+
+    def _or_without(self, job, name):
+        """The same, but that a draft that can't be read is None. A wrong choice of the caller's is still an error."""
+
+        def attempt():
+            try:
+                return job()
+            except (ModelError, OSError, MemoryError) as error:
+                said = " ".join(str(error).split()) or type(error).__name__
+                self.draft_failure = f"the draft {name} could not be read: {said}"
+                log.warning("speculation off: %s", self.draft_failure)
+                return None
+
+        return attempt
 
     def _share(self, least):
         """So many bytes of the budget, or more, for a model that comes beside the one that runs."""
@@ -115,6 +156,7 @@ class Stage:
             check_successor(target, before, self.settings.get("context"))
         if draft is not None:
             check_same("draft", draft, target or before)
+            draft.ids = map_of(draft.model, (target or before).model.vocab_size)
 
     def _make_ready(self, version, model, role):
         from .calibration import cost_curve
@@ -201,6 +243,7 @@ class Stage:
         with self._target.lock, self._draft.lock:
             self._check_open()
             if draft is not None:
+                self.draft_failure = None
                 _close(self._draft.put(draft_version))
                 self.draft = draft if isinstance(draft, str) else "model"
             if target is not None:
@@ -278,6 +321,12 @@ class Stage:
         """Seconds per token that the draft model proposes; 0 where the draft is none."""
         version = self._draft.version
         return version.costs[0] if version is not None else 0.0
+
+    @property
+    def draft_ids(self):
+        """The target's ids that the draft model's logits stand for; None = all (drafts/vocabulary.py)."""
+        version = self._draft.version
+        return None if version is None else version.ids
 
     @property
     def place(self):

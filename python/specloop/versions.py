@@ -37,6 +37,7 @@ class Version:
     def __init__(self, model, tokenizer, chat_template, name=None):
         self.model, self.tokenizer, self.chat_template, self.name = model, tokenizer, chat_template, name
         self.costs: CostCurve | None = None  # seconds of a pass over 1, 2, ... rows, once they are known
+        self.ids = None  # of a draft: see drafts/vocabulary.py
 
     def close(self):
         """Gives back memory, files and threads."""

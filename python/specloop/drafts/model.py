@@ -19,9 +19,13 @@ import heapq
 import itertools
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..candidates import CHUNK, likeliest
 from .base import SLOW_SECONDS, Proposal
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class ModelDraft:
@@ -35,14 +39,13 @@ class ModelDraft:
     name = "model"
     timely = True
 
-    def __init__(self, seat, vocab_size: int, max_tokens: int = 8, sampling=None, ids: list[int] | None = None, tree=0):
+    def __init__(self, seat, vocab_size: int, max_tokens: int = 8, sampling=None, ids: Tensor | None = None, tree=0):
         self.seat, self.vocab_size, self.max_tokens = seat, vocab_size, max_tokens
         self.sampling, self.tree, self._map = sampling, tree, ids
         self._ids: list[int] = []  # committed
         self._held: list[int] = []  # what the cache holds, unless it was lost
         self._agreed = 0  # so many of these are committed
         self._rows = None  # what a chain was drawn from
-        self._map_tensor = None
 
     def begin(self, ids: Sequence[int]) -> None:
         """Also reads the ids, all but the last: a long prompt takes time, which no proposal should."""
@@ -80,7 +83,7 @@ class ModelDraft:
             if row[best].isnan():
                 fault = f"the draft's logits of token {len(found) + 1} have NaN"
                 break
-            found.append(best if self._map is None else self._map[best])
+            found.append(best if self._map is None else int(self._map[best]))
             if found[-1] in self.seat.eos_ids:
                 break
             fault = _late(deadline, found, k)
@@ -99,7 +102,6 @@ class ModelDraft:
             i, row = len(found), self._row(found)
             if self._rows is None or self._rows.shape[1] != len(row) or self._rows.device != row.device:
                 self._rows = row.new_empty(self.max_tokens, len(row))
-                self._map_tensor = self._ids_of(row)
             if row.device != where["seed"].device:
                 where = {name: value.to(row.device) for name, value in where.items()}
             self._rows[i].copy_(row)  # the model's own memory serves the next pass, of whichever request
@@ -107,13 +109,13 @@ class ModelDraft:
             if drawn < 0:
                 fault = f"the draft's logits of token {i + 1} have NaN, or are all -inf"
                 break
-            found.append(drawn if self._map is None else self._map[drawn])
+            found.append(drawn if self._map is None else int(self._map[drawn]))
             if found[-1] in self.seat.eos_ids:
                 break
             fault = _late(deadline, found, k)
         if not found:
             return Proposal([], fault=fault)
-        return Proposal(found, None, self._rows[: len(found)], self._map_tensor, fault)
+        return Proposal(found, None, self._rows[: len(found)], self._map, fault)
 
     def _grow(self, k, deadline):
         """The tree of the likeliest nodes, none deeper than ``k``."""
@@ -145,19 +147,14 @@ class ModelDraft:
 
     def _row(self, path):
         """Logits of what follows the committed ids and the ids of ``path``, over what can be proposed."""
+        import torch
+
         *before, last = self._ids + path
         self._hold(before)
         row = self._feed([last], last=1)[0]
+        if self._map is None and len(row) < self.vocab_size:  # the target's vocabulary is filled up to more
+            self._map = torch.arange(len(row), dtype=torch.int32, device=row.device)
         return row[: self.vocab_size if self._map is None else len(self._map)]
-
-    def _ids_of(self, row):
-        """The map as ``verify`` takes it; None if the row has a column for each of the target's ids."""
-        import torch
-
-        if self._map is None and len(row) == self.vocab_size:
-            return None
-        ids = range(len(row)) if self._map is None else self._map
-        return torch.tensor(ids, dtype=torch.int32, device=row.device)
 
     def _hold(self, wanted):
         """Makes the cache hold these ids, the committed ones but for the last or with others behind them."""

@@ -1,27 +1,29 @@
 """Which of the target's ids a draft's logits stand for.
 
 Ids have to mean the same to both models, which their tokenizers' contents say, not their sizes. A draft reads all of
-the target's ids; it may know fewer to *say*: its ``draft_ids`` are then the target's ids that its columns of logits
-stand for, ascending, so that the order of equal logits is the order of ids.
+the target's ids; it may know fewer to *say*. Such a model has ``draft_ids``: the target's ids that its columns of
+logits stand for, ascending, so that the order of equal logits is the order of ids.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..errors import ModelError, OptionError, show
 
-
-def cut_ids(model) -> list[int] | None:
-    """The ids of a model's columns of logits; None = all, in order."""
-    ids = getattr(model, "draft_ids", None)
-    return None if ids is None else [int(i) for i in ids]
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
-def check_map(ids, vocab_size: int, columns: int | None = None, name: str = "draft_ids") -> list[int] | None:
-    """A map as a list, or None where it names every id in order and says nothing.
+def check_map(ids, vocab_size: int, columns: int | None = None, name: str = "draft_ids") -> Tensor | None:
+    """A map (a list, or a tensor of integers) as ``verify`` takes it, int32; None where it names every id and so says
+    nothing.
 
     ``vocab_size``: of the target. ``columns``: of the draft's logits, where that is known. Raises ModelError that names
-    the first entry that is wrong: it is not ascending, out of range or there twice, or there are too many or too few.
+    the first entry that is wrong: out of range, not ascending or there twice; or that there are too many or too few.
     """
+    import torch
+
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     if not isinstance(ids, list | tuple) or not ids:
@@ -38,7 +40,16 @@ def check_map(ids, vocab_size: int, columns: int | None = None, name: str = "dra
         before = token
     if columns is not None and len(ids) != columns:
         raise ModelError(f"{name}: expected one id per column of the draft's logits ({columns}), got {len(ids)}")
-    return None if len(ids) == vocab_size else list(ids)
+    return None if len(ids) == vocab_size else torch.tensor(ids, dtype=torch.int32)
+
+
+def map_of(model, vocab_size: int) -> Tensor | None:
+    """The checked map of a draft model; None if its columns are the target's first ids, or all of them."""
+    ids = getattr(model, "draft_ids", None)
+    if ids is None:
+        return None
+    ids = check_map(ids, vocab_size)
+    return ids if ids is None else ids.to(getattr(model, "device", ids.device))
 
 
 def check_same(what: str, version, other) -> None:
