@@ -31,9 +31,9 @@ def resident():
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("RssAnon")), None)
 
 
-def workspace(model, pages):
+def workspace(model):
     """Bytes of what a pass needs besides weights and keys and values."""
-    tensors = (*vars(model._buffers).values(), model._logits, model._rotary, model._slots, pages.table, pages.lengths)
+    tensors = (*vars(model._buffers).values(), model._logits, model._rotary)
     return sum(t.nbytes for t in tensors)
 
 
@@ -44,15 +44,15 @@ def measure(model, kv, tokens):
     before = resident()
     other = Llama(model.config, model.weights, context=tokens, kv=kv)
     cache = other.new_cache(tokens)
-    for layer in cache.pages.layers:
+    for layer in cache.pool.layers:
         for tensor in layer:
             if tensor is not None:
-                tensor.fill_(1)  # pages become resident when they are written
+                tensor[cache.pages] = 1  # pages become resident when they are written
     for rows in (min(CHUNK, tokens), 9):
         cache.length = tokens - rows
         other.forward([1] * rows, cache, last=1)
     after = resident()
-    sizes = {"kv": cache.nbytes, "workspace": workspace(other, cache.pages)}
+    sizes = {"kv": cache.nbytes, "workspace": workspace(other)}
     return sizes | {"resident": None if before is None else after - before}
 
 

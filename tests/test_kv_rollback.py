@@ -7,7 +7,7 @@ import torch
 
 import specdec_kernels as sk
 from int8_backends import CPU, running
-from specloop.models.cache import PAGE, Pages
+from specloop.models.pool import PAGE, Pool, page_nbytes
 from tiny_llama import CONFIG, build
 
 TOKENS = [int(t) for t in torch.randint(0, CONFIG.vocab, (200,), generator=torch.Generator().manual_seed(7))]
@@ -16,7 +16,10 @@ TOKENS = [int(t) for t in torch.randint(0, CONFIG.vocab, (200,), generator=torch
 def kept_bytes(cache):
     """The first ``length`` tokens of every tensor of every layer, as bytes."""
     flat = (
-        t.flatten(0, 1)[: cache.length].contiguous() for layer in cache.pages.layers for t in layer if t is not None
+        t[cache.pages].flatten(0, 1)[: cache.length].contiguous()
+        for layer in cache.pool.layers
+        for t in layer
+        if t is not None
     )
     return [t.view(torch.uint8).clone() for t in flat]
 
@@ -69,13 +72,13 @@ def test_the_check_sees_a_single_byte():
     for part in (0, 1, 2, 3):
         model = build("int8", kv="int8")
         cache, before = next(rounds(model, TOKENS[:60], seed=1))
-        cache.pages.layers[1][part][0, 17, -1].view(-1).view(torch.uint8)[0] ^= 1
+        cache.pool.layers[1][part][cache.pages[0], 17, -1].view(-1).view(torch.uint8)[0] ^= 1
         assert not equal([t[: len(b)] for t, b in zip(kept_bytes(cache), before, strict=True)], before)
 
 
 def test_a_rejected_outlier_changes_no_scale():
     """One scale per token and head: a token of 10,000 times the others' size leaves their codes and scales alone."""
-    layer = Pages(CONFIG, 3 * PAGE, "int8").layers[0]
+    layer = Pool(CONFIG, "int8", "cpu", keep=3, most=3).layers[0]
     k = torch.randn(2 * PAGE + 1, CONFIG.kv_heads, CONFIG.head_dim)
     k[-1] *= 1e4
     half = torch.ones(len(k), CONFIG.head_dim // 2), torch.zeros(len(k), CONFIG.head_dim // 2)
@@ -87,7 +90,9 @@ def test_a_rejected_outlier_changes_no_scale():
 
 
 def test_sizes():
-    """Bytes per token and head: D codes and one f32 scale for keys and for values, or 2 D values."""
-    heads = 2 * CONFIG.layers * CONFIG.kv_heads * 2 * PAGE
+    """Bytes per token and head: D codes and one f32 scale for keys and for values, or 2 D values; pages in units."""
+    heads = CONFIG.layers * CONFIG.kv_heads * 2 * PAGE
     for kv, width in (("int8", CONFIG.head_dim + 4), ("f16", 2 * CONFIG.head_dim), ("f32", 4 * CONFIG.head_dim)):
-        assert build("f32", kv=kv).new_cache(PAGE + 1).nbytes == heads * width
+        page = page_nbytes(CONFIG, kv)
+        assert page % 4096 == 0 and heads * width <= page < heads * width + 4096
+        assert build("f32", kv=kv).new_cache(PAGE + 1).nbytes == 2 * page

@@ -11,7 +11,7 @@ from specloop.convert import cached_pack
 from specloop.errors import BudgetError, OutOfMemory
 from specloop.formats.gguf_checkpoint import GGUFCheckpoint
 from specloop.models.buffers import needs
-from specloop.models.cache import PAGE, Pages
+from specloop.models.pool import PAGE
 from specloop.pressure import is_out_of_memory
 from tiny_llama import CONFIG
 from versions import PROMPT, alone, pair_of, parts
@@ -118,8 +118,7 @@ def test_every_step_in_order(pack):
         assert before.active and before.slots > 1 and before.resident_bytes and pair._draft.version is not None
         request = pair.stream(PROMPT, max_new_tokens=50)
         tokens = [next(request).token]
-        pair.model._keep(Pages(CONFIG, 64))  # the request took the spare ones
-        pair.model._spare[0].reached = 1
+        pair.model.new_cache(64)  # the request took the spare ones
         fails, forward = [True], pair.model.forward
 
         def until_all_is_gone(new, cache, *, last):
@@ -200,7 +199,7 @@ def test_a_failure_between_the_chunks_of_a_prompt():
             done.append(args)
             if len(done) == 2:
                 raise MemoryError
-            one_pass(*args)
+            return one_pass(*args)
 
         pair.model._pass = failing_once
         result = pair.generate(prompt, max_new_tokens=12)
@@ -208,24 +207,18 @@ def test_a_failure_between_the_chunks_of_a_prompt():
 
 
 def test_pages_that_can_not_be_had(monkeypatch):
-    """The allocation of a cache itself fails."""
+    """The pool has none left."""
     with pair_of(1, draft="none") as pair:
         pair.generate(PROMPT, max_new_tokens=4)
         streams = [pair.stream(PROMPT, max_new_tokens=12) for _ in range(2)]
         next(streams[0])  # has the spare pages now
-        empty, fails = torch.empty, [1]
-
-        def out_of_memory(*args, **options):
-            if fails[0] and options.get("dtype") is torch.int8:
-                fails[0] -= 1
-                raise MemoryError
-            return empty(*args, **options)
-
-        monkeypatch.setattr(torch, "empty", out_of_memory)
-        with pytest.raises(OutOfMemory):
+        pool = pair.model._pool
+        left = pool.take(pool.room)
+        with pytest.raises(OutOfMemory, match="cache pages has no 1 more; given back before: nothing"):
             next(streams[1])
-        monkeypatch.undo()
+        pool.give(left)
         assert [event.token for event in streams[0]] == alone(1, PROMPT, 12)[1:]
+        assert pair.generate(PROMPT, max_new_tokens=12).tokens == alone(1, PROMPT, 12)
 
 
 # ---- a budget is about to be exceeded --------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from .heap import give_back
 from .layout import check_layout
 from .models.blueprint import DTYPES, Blueprint, Filler, nbytes
 from .models.buffers import needs
-from .models.cache import DTYPES as CACHES
-from .models.cache import PAGE
 from .models.config import LlamaConfig
 from .models.llama import Llama
+from .models.pool import DTYPES as CACHES
+from .models.pool import PAGE
 from .models.weights import Layer, Resident, Streamed
 
 

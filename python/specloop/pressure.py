@@ -59,9 +59,9 @@ class Pressure:
         with self._guards_lock:
             self._guards.add(guarded)
 
-    def serve(self, work, seat):
-        """``work()``, tried again after each step while it fails for want of memory."""
-        length = seat.length
+    def serve(self, work, seats):
+        """``work()`` for some seats, tried again after each step while it fails for want of memory."""
+        lengths = [seat.length for seat in seats]
         while True:
             failure = None
             try:
@@ -71,9 +71,10 @@ class Pressure:
                     raise
                 failure = str(error) or type(error).__name__
             # Outside of the handler: an error holds on to its frames, and these to what was allocated already.
-            seat.truncate(length)
-            if not self.release(seat):
-                steps = ", ".join(step["step"] for step in seat.released) or "nothing"
+            for seat, length in zip(seats, lengths, strict=True):
+                seat.truncate(length)
+            if not self.release(seats):
+                steps = ", ".join(dict.fromkeys(step["step"] for seat in seats for step in seat.released)) or "nothing"
                 raise OutOfMemory(f"{_line(failure)}; given back before: {steps}")
 
     def expect(self, seat, model, capacity) -> None:
@@ -87,7 +88,7 @@ class Pressure:
             used = self.used(model)
             if used + more <= budget:
                 return
-            if not self.release(seat):
+            if not self.release([seat]):
                 raise BudgetError(
                     f"memory_budget: a cache for {capacity} tokens takes {needed} bytes, and of {budget} bytes "
                     f"{max(0, budget - used)} are left; end other requests, or choose a smaller context"
@@ -128,15 +129,19 @@ class Pressure:
         models = sum(m.memory_nbytes for m in (model, draft) if m is not None)
         return self.promised + models + caches + sum(index_nbytes(guard.draft) for guard in self._guarded())
 
-    def release(self, seat) -> int:
-        """Takes the first step that frees something and returns the bytes; 0 if there is nothing left to free."""
+    def release(self, seats) -> int:
+        """Takes the first step that frees something and returns the bytes; 0 if there is nothing left to free.
+
+        It is noted at the seats, which needed it.
+        """
         for name in STEPS:
             freed = self._step(name)
             if freed:
-                if seat.released and seat.released[-1]["step"] == name:
-                    seat.released[-1]["bytes"] += freed
-                else:
-                    seat.released.append({"step": name, "bytes": freed})
+                for seat in seats:
+                    if seat.released and seat.released[-1]["step"] == name:
+                        seat.released[-1]["bytes"] += freed
+                    else:
+                        seat.released.append({"step": name, "bytes": freed})
                 return freed
         return 0
 

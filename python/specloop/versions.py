@@ -13,6 +13,7 @@ import weakref
 from .costs import CostCurve
 from .drafts.vocabulary import check_same
 from .errors import OptionError, PairClosed
+from .models.base import Part, accept, forward_parts
 
 
 class Turns:
@@ -55,18 +56,6 @@ class Place:
         self.generation = 0  # how often it was exchanged
         self._seats, self._seats_lock = weakref.WeakSet(), threading.Lock()
 
-    @property
-    def eos_ids(self):
-        return self.get().model.eos_ids
-
-    def forward_parts(self, parts):
-        """A pass for requests that have seats here; the caller holds the lock."""
-        if len(parts) == 1:
-            return parts[0].cache.forward(parts[0].tokens, parts[0].cache, last=parts[0].last)
-        import torch
-
-        return torch.cat([part.cache.forward(part.tokens, part.cache, last=part.last).clone() for part in parts])
-
     def room(self, capacity) -> int:
         """How many more requests of so many ids have room for their caches."""
         return 16
@@ -95,6 +84,27 @@ class Place:
         self.generation += 1
         return before
 
+    @property
+    def eos_ids(self):
+        return self.get().model.eos_ids
+
+    def forward_parts(self, parts):
+        """One pass for several requests, parts whose caches are seats of this place: as :func:`base.forward_parts`.
+
+        The caller holds the lock. Raises PairClosed, and OutOfMemory if nothing helps; then no seat has changed.
+        """
+        model, seats = self.get().model, [part.cache for part in parts]
+        account = next((seat.account for seat in seats if seat.account is not None), None)
+        before = streamed_bytes(model)
+        work = lambda: forward_parts(model, [part._replace(cache=part.cache.cache_of(model)) for part in parts])
+        try:
+            return work() if account is None else account.serve(work, seats)
+        finally:
+            if before is not None:  # what was read served them all
+                share, rest = divmod(streamed_bytes(model) - before, len(seats))
+                for i, seat in enumerate(seats):
+                    seat.streamed_bytes = (seat.streamed_bytes or 0) + share + (i < rest)
+
 
 class Seat:
     """One request's model and cache (models/base.py: both) in a place, whatever version is there.
@@ -104,7 +114,7 @@ class Seat:
     """
 
     def __init__(self, place, capacity, account=None):
-        self._place, self._capacity, self._account, self._cache = place, capacity, account, None
+        self._place, self._capacity, self.account, self._cache = place, capacity, account, None
         self.lock = place.lock
         self.eos_ids = self._version.model.eos_ids
         self.streamed_bytes = streamed_bytes(self._version.model) and 0  # read for this request's passes
@@ -151,27 +161,25 @@ class Seat:
         if cache is not None:
             cache.truncate(min(length, cache.length))
 
-    def forward(self, tokens, cache, *, last):
-        """As a Model's; the caller holds the lock. Raises PairClosed, and OutOfMemory if nothing helps."""
-        assert cache is self
-        model = self._version.model
-        self.eos_ids = model.eos_ids
-        before = streamed_bytes(model)
-        try:
-            if self._account is None:
-                return self._forward(model, tokens, last)
-            return self._account.serve(lambda: self._forward(model, tokens, last), self)
-        finally:
-            if before is not None:
-                self.streamed_bytes = (self.streamed_bytes or 0) + streamed_bytes(model) - before
+    def accept(self, path):
+        """As :func:`specloop.models.base.accept`; nothing after an exchange."""
+        if self._cache is not None:
+            accept(self._cache, path)
 
-    def _forward(self, model, tokens, last):
+    def forward(self, tokens, cache, *, last):
+        """As a Model's; the caller holds the lock. Raises as :meth:`Place.forward_parts`."""
+        assert cache is self
+        return self._place.forward_parts([Part(self, tokens, last)])
+
+    def cache_of(self, model):
+        """This request's cache of the model in place, made if there is none."""
+        self.eos_ids = model.eos_ids
         if self._cache is None:
             capacity = self.capacity
-            if self._account is not None:
-                self._account.expect(self, model, capacity)
+            if self.account is not None:
+                self.account.expect(self, model, capacity)
             self._cache = model.new_cache(capacity)
-        return model.forward(tokens, self._cache, last=last)
+        return self._cache
 
     def leave(self):
         """Lets go of the cache: in the end, or because the version goes."""

@@ -1,18 +1,20 @@
 """What a pass needs besides weights: buffers that its calls hand to each other, and the bytes that they take."""
 
+from typing import NamedTuple
+
 import torch
 
-from .cache import PAGE, page_nbytes
+from .pool import PAGE, page_nbytes
 
 CHUNK = 128  # rows per pass while reading a prompt: enough to reuse each weight block, small enough to stay in cache
 REPEATED = 16  # passes of at most this many rows come back every round: they are recorded once and run again
+SHARED = 64  # the same where several requests share a pass
 
 
 class Buffers:
     """What the calls of a pass hand to each other, allocated once."""
 
     def __init__(self, config, rows, device):
-        self.slots = torch.empty(rows, dtype=torch.int64, device=device)
         for name, width in self.widths(config).items():
             setattr(self, name, torch.empty(rows, width, device=device))
 
@@ -32,18 +34,32 @@ class Buffers:
 
     @classmethod
     def row_nbytes(cls, config):
-        return 8 + 4 * sum(cls.widths(config).values())
+        return 24 + 4 * sum(cls.widths(config).values())
+
+
+class Group(NamedTuple):
+    """Requests with equally many rows, as ``attend_int8`` takes them."""
+
+    q: torch.Tensor  # [requests, rows, heads, D]
+    table: torch.Tensor
+    lengths: torch.Tensor
+    out: torch.Tensor
 
 
 class Rows:
-    """Views of the shared buffers for a pass of ``n`` rows, made once per ``n``."""
+    """Views of the shared buffers for passes of one shape (passes.Layout), and what was captured on them.
 
-    def __init__(self, buffers, config, n):
-        c = config
+    ``logits`` takes the last rows' logits, None if there are none. ``width``: of a page table.
+    """
+
+    def __init__(self, buffers, config, layout, width, logits):
+        c, n = config, layout.rows
+        device = buffers.hidden.device
         attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self.rotary = buffers.rotary[:n]
         self.cos, self.sin = self.rotary.chunk(2, 1)
-        self.slots = buffers.slots[:n]
+        self.numbers = torch.empty(3 + layout.copies, n, dtype=torch.int64, device=device)
+        self.ids, self.positions, self.slots, *self.copies = self.numbers
         self.hidden = buffers.hidden[:n]
         self.qkv = buffers.qkv[:n]
         self.q, self.k, self.v = (
@@ -61,6 +77,27 @@ class Rows:
         self.mixed = buffers.mixed[:n]
         self.delta = buffers.delta[:n]
         self.normed = buffers.mixed[:n]  # in front of the head, where nothing is left to mix
+        self.logits, self.passes, self.seen = logits, {}, False
+        count = len(layout.spans)
+        self.tables = torch.empty(count, width, dtype=torch.int32, device=device)
+        self.lengths = torch.empty(count, dtype=torch.int32, device=device)
+        self._held = [None] * count  # the tables that ``tables`` has copies of
+        self.groups, row, span = [], 0, 0
+        for rows, requests in layout.groups:
+            taken, members = slice(row, row + rows * requests), slice(span, span + requests)
+            heads = (t[taken].unflatten(0, (requests, rows)) for t in (self.q, self.attended_heads))
+            q, out = heads
+            self.groups.append(Group(q, self.tables[members], self.lengths[members], out))
+            row, span = taken.stop, members.stop
+
+    def fill(self, layout):
+        """Takes a pass's ids, positions, slots, lengths and page tables."""
+        self.numbers.copy_(torch.tensor(layout.numbers()).view_as(self.numbers))
+        self.lengths.copy_(torch.tensor([s.first + len(s.tokens) for s in layout.spans], dtype=torch.int32))
+        for i, span in enumerate(layout.spans):
+            if self._held[i] is not span.table:
+                self.tables[i] = span.table
+                self._held[i] = span.table
 
 
 def needs(config, *, kv, context, rows=CHUNK):
@@ -69,6 +106,6 @@ def needs(config, *, kv, context, rows=CHUNK):
     pages = -(-context // PAGE)
     cache = pages * page_nbytes(config, kv)
     buffers = rows * Buffers.row_nbytes(config)
-    rotary = context * (config.head_dim * 4 + 8)
+    rotary = context * config.head_dim * 4
     scratch = 16 * (3 * config.intermediate + config.hidden) * 4  # of fused calls, which work on 16 rows at a time
     return {"kv": cache, "workspace": buffers + rotary + scratch, "logits": REPEATED * config.vocab * 4}

@@ -25,21 +25,21 @@ class Observed(Llama):
         super().__init__(model.config, model.weights, context=model.context, kv="f32")
         self.squares = [dict.fromkeys(("qkv", "attention_out", "gate_up", "down"), 0) for _ in model.weights.layers]
 
-    def _steps(self, r, pages, logits, blocks):
+    def _steps(self, r, blocks):
         eps, h, weights = self.config.rms_eps, r.hidden, self.weights
-        for layer, kv, squares in zip(weights.layers, pages.layers, self.squares, strict=True):
+        for layer, kv, squares in zip(weights.layers, self._pool.layers, self.squares, strict=True):
 
             def product(name, x, layer=layer, squares=squares):
                 squares[name] += x.double().square().sum(0)
                 return sk.linear_f32(x, getattr(layer, name))
 
             r.qkv.copy_(product("qkv", sk.rms_norm(h, layer.attention_norm, eps)))
-            sk.rope_attend(r.q, r.k, r.v, r.cos, r.sin, *kv, r.slots, pages.table, pages.lengths, out=r.attended_heads)
+            self._attend(r, kv, False)
             h = h + product("attention_out", r.attended)
             gate_up = product("gate_up", sk.rms_norm(h, layer.mlp_norm, eps))
             h = h + product("down", sk.silu_mul(gate_up))
-        if logits is not None:
-            logits.copy_(sk.linear_f32(sk.rms_norm(h[-len(logits) :], weights.norm, eps), weights.head))
+        if r.logits is not None:
+            r.logits.copy_(sk.linear_f32(sk.rms_norm(h[-len(r.logits) :], weights.norm, eps), weights.head))
 
 
 def calibrate(model, texts):

@@ -7,17 +7,21 @@ them in groups inside the kernels (contract, int8).
 """
 
 import functools
-import weakref
 
 import torch
 
 import specdec_kernels as sk
 
 from . import rope
-from .buffers import CHUNK, REPEATED, Buffers, Rows, needs
-from .cache import PAGE, KVCache, Pages, page_nbytes
+from .base import Part, check_parts
+from .buffers import CHUNK, REPEATED, SHARED, Buffers, Rows, needs
+from .cache import KVCache
 from .config import LlamaConfig
+from .passes import Layout, cut, spans
+from .pool import PAGE, Pool, page_nbytes
 from .weights import Head
+
+SHAPES = 64  # of passes that are kept captured; those that were used last
 
 
 def linear(x, weight, out):
@@ -25,7 +29,7 @@ def linear(x, weight, out):
 
 
 class Llama:
-    """``weights``: Resident or Streamed (weights.py). ``kv``: see ``KVCache``. ``rows``: most rows of one pass."""
+    """``weights``: Resident or Streamed (weights.py). ``kv``: see ``Pool``. ``rows``: most rows of one pass."""
 
     def __init__(self, config: LlamaConfig, weights, *, context, kv="int8", eos_ids=(), name="llama", rows=CHUNK):
         self.config = config
@@ -39,13 +43,12 @@ class Llama:
         self.device, self.device_type = weights.device, weights.device.type
         self._chunk = rows
         self._buffers = Buffers(config, rows, self.device)
-        self._rows = {}
-        self._spare = []  # pages of a cache that is gone, with the passes captured on them
-        self._pages = weakref.WeakSet()  # all that there are
-        self._closed = False
+        self._shapes = {}  # of passes -> Rows, those used last at the end
         self._logits = torch.empty(REPEATED, config.vocab, device=self.device)
         self._rotary = rope.table(config, self.context).to(self.device)
-        self._slots = torch.arange(self.context, dtype=torch.int64, device=self.device)
+        pages = self._width = -(-self.context // PAGE)  # of a whole context
+        self._pool = Pool(config, kv, self.device, keep=pages)
+        self._layers = self._pool.layers
 
     def to(self, device):
         """The same model on ``device``; itself if it is there already."""
@@ -62,17 +65,9 @@ class Llama:
         )
 
     def new_cache(self, capacity=None):
-        """A cache for ``capacity`` tokens; it takes over the pages of one that is gone, warm as they are."""
-        try:
-            pages = self._spare.pop()
-        except IndexError:
-            pages = Pages(self.config, self.context, self.kv, self.device)
-            self._pages.add(pages)
-        return KVCache(pages, min(capacity or self.context, self.context), self._keep)
-
-    def _keep(self, pages):
-        if not self._spare and not self._closed:
-            self._spare.append(pages)
+        """A cache for ``capacity`` tokens. Raises MemoryError if there are no pages for it."""
+        capacity = min(capacity or self.context, self.context)
+        return KVCache(self._pool, self._pool.take(-(-capacity // PAGE)), capacity, self._width, self.device)
 
     def forward(self, tokens, cache, *, last):
         """Appends ``tokens`` to the cache and returns float32 logits [last, vocab] of the last ``last`` positions.
@@ -80,69 +75,125 @@ class Llama:
         ``last`` 0 fills the cache and skips the head.
         The result is valid until the next call. Raises ValueError if the tokens don't fit or an id is out of range.
         """
-        n = len(tokens)
-        if not 0 <= last <= n:
-            raise ValueError(f"last: expected 0 to {n} (the number of tokens), got {last}")
-        if cache.length + n > cache.capacity:
-            raise ValueError(f"tokens: expected at most {cache.capacity - cache.length} (room in the cache), got {n}")
-        if n and (min(tokens) < 0 or max(tokens) >= self.vocab_size):
-            raise ValueError(f"tokens: expected ids in [0, {self.vocab_size}), got {min(tokens)} to {max(tokens)}")
-        ids = torch.tensor(tokens, dtype=torch.int64, device=self.device)
-        logits = self._logits[:last] if last <= REPEATED else self._logits.new_empty(last, self.vocab_size)
-        first = n - last  # the first position whose logits are wanted
-        for start in range(0, n, self._chunk):
-            stop = min(start + self._chunk, n)
-            wanted = logits[max(start, first) - first : stop - first] if stop > first else None
-            self._pass(ids[start:stop], stop - start, cache, wanted)
-        return logits
+        return self.forward_parts([Part(cache, tokens, last)])
 
-    def _pass(self, ids, n, cache, logits):
-        """One pass over the weights for the ``n`` ids; logits (or None) takes the last rows."""
-        start, pages = cache.length, cache.pages
-        r = self._rows.get(n) or Rows(self._buffers, self.config, n)
-        r.rotary.copy_(self._rotary[start : start + n])
-        r.slots.copy_(self._slots[start : start + n])
-        pages.lengths.fill_(start + n)
-        self.weights.embed(ids, r.hidden)
-        if n <= REPEATED:
-            self._rows[n] = r
-        context = n, 0 if logits is None else logits.shape[0], torch.get_num_threads(), sk.forced_backend()
-        for key, blocks in self.weights.pieces(logits is not None):
-            again = pages.passes.get((*context, key)) if n <= REPEATED and key is not None else None
-            if again is not None:
-                again()
+    def forward_parts(self, parts):
+        """Several requests, chains or trees of drafts, in one pass: see :func:`specloop.models.base.forward_parts`.
+
+        More than ``rows`` rows take several passes; a tree has to fit into one.
+        """
+        check_parts(parts)
+        for cache, tokens, *_ in parts:
+            if len(tokens) and (min(tokens) < 0 or max(tokens) >= self.vocab_size):
+                raise ValueError(f"tokens: expected ids in [0, {self.vocab_size}), got {min(tokens)} to {max(tokens)}")
+            cache.forget_tree()
+        total, logits, row = sum(part.last for part in parts), None, 0
+        for pieces in cut(parts, self._chunk):
+            rows = self._pass(pieces)
+            if rows is None:
                 continue
-            steps = functools.partial(self._steps, r, pages, logits, blocks)
-            if n > REPEATED or key is None:
-                steps()
-            else:
-                pages.passes[(*context, key)] = sk.capture(steps, self.device)
-        cache.length += n
+            if len(rows) == total:
+                return rows
+            logits = rows.new_empty(total, self.vocab_size) if logits is None else logits
+            logits[row : row + len(rows)] = rows
+            row += len(rows)
+        return self._logits[:0] if logits is None else logits
 
-    def _steps(self, r, pages, logits, blocks):
+    def _pass(self, pieces):
+        """One pass over the weights; the wanted rows' logits in the pieces' order, or None."""
+        layout = Layout([span for piece in pieces for span in spans(piece)])
+        r, key = self._rows(layout)
+        r.fill(layout)
+        torch.index_select(self._rotary, 0, r.positions, out=r.rotary)
+        self.weights.embed(r.ids, r.hidden)
+        gathered = layout.in_order
+        for block_key, blocks in self.weights.pieces(r.logits is not None):
+            if gathered:
+                self._make(r, key, block_key, blocks)
+                continue
+            body = [block for block in blocks if not isinstance(block[1], Head)]
+            head = blocks[len(body) :]
+            if body:
+                self._make(r, key, (block_key, "body"), body)
+            if head:  # which takes the last rows
+                for x in (r.hidden, r.delta):
+                    x[-len(layout.wanted) :] = x[layout.wanted]
+                gathered = True
+                self._make(r, key, (block_key, "head"), head)
+        r.seen = True
+        for cache, tokens, _, parents in pieces:
+            cache.advance(len(tokens) - len(parents or ()))
+        return r.logits
+
+    def _rows(self, layout):
+        """The buffers for a pass, and a key of what may be captured on them, or None."""
+        self._follow_pool()
+        n, wanted = layout.rows, len(layout.wanted)
+        repeated = n <= REPEATED or (len(layout.spans) > 1 and wanted and n <= SHARED)
+        if repeated and wanted > len(self._logits):
+            self._forget_passes()
+            self._logits = self._logits.new_empty(-(-wanted // REPEATED) * REPEATED, self.vocab_size)
+        key = (*layout.shape, torch.get_num_threads(), sk.forced_backend())
+        r = self._shapes.pop(key, None)
+        if r is None:
+            fits = wanted <= len(self._logits)
+            logits = self._logits[:wanted] if fits else self._logits.new_empty(wanted, self.vocab_size)
+            r = Rows(self._buffers, self.config, layout, self._width, logits if wanted else None)
+        if repeated:
+            self._shapes[key] = r
+            if len(self._shapes) > SHAPES:
+                del self._shapes[next(iter(self._shapes))]
+        # One request's shapes come back for sure, those of several once they came back before.
+        return r, key if repeated and (r.seen or len(layout.spans) == 1) else None
+
+    def _make(self, r, key, block_key, blocks):
+        """The work of some blocks, captured if there are keys for it."""
+        again = r.passes.get(block_key)
+        if again is not None:
+            again()
+            return
+        steps = functools.partial(self._steps, r, blocks)
+        if key is None or block_key is None:
+            steps()
+        else:
+            r.passes[block_key] = sk.capture(steps, self.device)
+
+    def _steps(self, r, blocks):
         for index, block in blocks:
             if isinstance(block, Head):
-                self._head(r, logits, block)
+                self._head(r, block)
             else:
-                self._layer(r, pages, index, block)
+                self._layer(r, index, block)
 
-    def _layer(self, r, pages, index, layer):
-        """Four calls."""
+    def _layer(self, r, index, layer):
+        """Four calls, where all requests have equally many rows."""
         eps, add = self.config.rms_eps, {"residual": r.hidden, "residual_out": r.hidden}
         x, before = (r.delta, add) if index else (r.hidden, {})  # the first layer has nothing to add
         sk.rms_norm_linear(x, layer.attention_norm, eps, layer.qkv, bias=layer.qkv_bias, out=r.qkv, **before)
         for norm, heads in zip((layer.q_norm, layer.k_norm), r.norms_of_heads, strict=False):
             for values, normed in heads:
                 sk.rms_norm(values, norm, eps, out=normed)
-        sk.rope_attend(
-            r.q, r.k, r.v, r.cos, r.sin, *pages.layers[index], r.slots, pages.table, pages.lengths,
-            hadamard=self._rotated_keys, out=r.attended_heads,
-        )  # fmt: skip
+        self._attend(r, self._pool.layers[index], self._rotated_keys)
         linear(r.attended, layer.attention_out, out=r.mixed)
         sk.gated_mlp(r.mixed, layer.mlp_norm, eps, layer.gate_up, layer.down, out=r.delta, **add)
 
-    def _head(self, r, logits, head):
+    @staticmethod
+    def _attend(r, cache, rotated_keys):
+        """Writes keys and values to each place where they belong, then attends."""
+        new, rotated = (r.k, r.v, r.cos, r.sin, *cache), {"hadamard": rotated_keys}
+        for slots in r.copies:
+            sk.rope_write_kv_int8(*new, slots, **rotated)
+        if len(r.groups) == 1:
+            (group,) = r.groups
+            sk.rope_attend(r.q, *new, r.slots, group.table, group.lengths, out=r.attended_heads, **rotated)
+            return
+        sk.rope_write_kv_int8(*new, r.slots, q=r.q, **rotated)
+        for q, table, lengths, out in r.groups:
+            sk.attend_int8(q, *cache, table, lengths, out=out)
+
+    def _head(self, r, head):
         """Logits of the last rows: one call for a whole head, the norm and one call per part for one in parts."""
+        logits = r.logits
         eps, last = self.config.rms_eps, slice(r.hidden.shape[0] - logits.shape[0], None)
         hidden = r.hidden[last]
         add = {"residual": hidden, "residual_out": hidden}
@@ -161,7 +212,6 @@ class Llama:
 
     def close(self):
         """Gives back the weights, with their files and threads; the model can't be used any more."""
-        self._closed = True
         self.drop_spare()
         self._forget_passes()
         self.weights.close()
@@ -186,23 +236,23 @@ class Llama:
     @property
     def memory_nbytes(self):
         """What it takes besides the caches in use: weights, workspace, logits, spare pages."""
-
         fixed = needs(self.config, kv=self.kv, context=self.context, rows=self._chunk)
-        return self.weights.memory_nbytes + self.spare_nbytes + fixed["workspace"] + fixed["logits"]
+        more_logits = self._logits.nbytes - fixed["logits"]  # of passes with many rows
+        return self.weights.memory_nbytes + self.spare_nbytes + fixed["workspace"] + fixed["logits"] + more_logits
 
     @property
     def spare_nbytes(self):
         """Of pages that wait for the next cache."""
-        return sum(pages.nbytes for pages in self._spare)
+        return self._pool.spare * self._pool.page_nbytes
 
     def cache_nbytes(self, capacity):
-        """Of a cache for so many tokens, whose pages no other cache had before."""
+        """Of a cache for so many tokens."""
         return -(-min(capacity, self.context) // PAGE) * page_nbytes(self.config, self.kv)
 
     def drop_spare(self):
         """Frees the pages that wait for the next cache. Returns their bytes."""
-        freed = self.spare_nbytes
-        self._spare.clear()
+        freed = self._pool.drop_spare()
+        self._follow_pool()
         return freed
 
     def drop_slot(self):
@@ -224,6 +274,11 @@ class Llama:
         self._forget_passes()
         self.weights.grow()
 
+    def _follow_pool(self):
+        """Passes were captured on the pool's memory, which may be another one now."""
+        if self._layers is not self._pool.layers:
+            self._layers = self._pool.layers
+            self._forget_passes()
+
     def _forget_passes(self):
-        for pages in self._pages:
-            pages.passes.clear()
+        self._shapes.clear()

@@ -1,0 +1,184 @@
+"""The memory behind the caches of a model's requests: pages of 64 tokens, handed out and taken back.
+
+A page holds the keys and values of its tokens for every layer in one stretch of memory. A request gets the pages for
+all the tokens that it may come to when its cache is made, the lowest free ones, and they need not be neighbours: a page
+table per request says where its tokens are (Kwon et al. 2023, arXiv 2309.06180). No page is shared by requests: equal
+prompts are computed anew, so nothing about one request can be seen from another.
+
+On a CPU the pool is address space for as many pages as memory could ever hold. Only what is written takes memory, and
+free pages can be given back one by one. Where the system does not offer that, and on a GPU, it has the pages that were
+asked for so far, and grows by moving to a larger tensor.
+"""
+
+import contextlib
+import heapq
+import mmap
+import sys
+import threading
+from collections import deque
+
+import torch
+
+from specdec_kernels.stream.limits import memory_limit
+
+PAGE = 64  # tokens per page
+DTYPES = {"int8": torch.int8, "f16": torch.float16, "f32": torch.float32}
+UNIT = 4096  # bytes of memory that a system gives and takes at a time: pages begin where such a piece begins
+NORESERVE = 0x4000  # MAP_NORESERVE of Linux, in Python's module since 3.11
+
+
+def page_nbytes(config, kv):
+    """Bytes of a page: ``PAGE`` keys and values of all layers, rounded up to whole units."""
+    scale = 4 if kv == "int8" else 0
+    size = config.layers * 2 * config.kv_heads * PAGE * (config.head_dim * DTYPES[kv].itemsize + scale)
+    return -(-size // UNIT) * UNIT
+
+
+class Pool:
+    """Pages for one model's requests.
+
+    ``layers``: per layer (k_cache, k_scale, v_cache, v_scale), the form of ``rope_write_kv_int8`` and ``attend_int8``:
+    codes with a float32 scale per token and head for ``kv`` "int8", values and no scales for "f16" and "f32".
+    It is another list when the pool has moved. ``keep``: free pages that stay warm for the next request, at most.
+    ``most``: pages in all, where memory is not the limit.
+
+    ``take`` is for the thread that holds the model, ``give`` for any, at any time.
+    """
+
+    def __init__(self, config, kv, device, *, keep, most=None):
+        self.page_nbytes = page_nbytes(config, kv)
+        self._config, self._kv, self._device = config, kv, torch.device(device)
+        self._keep, self._lock = keep, threading.Lock()
+        self._returned = deque()  # by caches that are gone, wherever the garbage collector met them
+        self._warm, self._cold = [], []  # heaps of free pages: with memory, and without
+        self._fresh = 0  # the first page that nobody had so far
+        self.used = 0  # pages in use
+        self._mapping, memory = None, torch.empty(0, dtype=torch.uint8, device=device)
+        if self._device.type == "cpu" and sys.platform == "linux":
+            size = most * self.page_nbytes if most else max(memory_limit().nbytes, keep * self.page_nbytes)
+            self._mapping, memory = _reserved(size) or (None, memory)
+        self._lay_out(memory)
+
+    def _lay_out(self, memory):
+        """Views of the bytes: codes [pages, layers, 2, kv_heads, PAGE, head_dim], then scales without the last."""
+        c, dtype = self._config, DTYPES[self._kv]
+        self._pages = memory.numel() // self.page_nbytes
+        pages = memory[: self._pages * self.page_nbytes].view(self._pages, self.page_nbytes)
+        # A head's tokens of a page lie together, which a kernel reads one head at a time: from memory a third faster
+        # than tokens with all their heads.
+        form = (c.layers, 2, c.kv_heads, PAGE)
+        size = torch.Size(form).numel()
+        split = size * c.head_dim * dtype.itemsize
+        self._values = pages[:, :split].view(dtype).unflatten(1, (*form, c.head_dim))
+        self._scales = None
+        if self._kv == "int8":
+            self._scales = pages[:, split : split + 4 * size].view(torch.float32).unflatten(1, form)
+        by_token = lambda t, layer, which: None if t is None else t[:, layer, which].transpose(1, 2)
+        self.layers = [
+            tuple(by_token(part, layer, which) for which in (0, 1) for part in (self._values, self._scales))
+            for layer in range(c.layers)
+        ]
+
+    def take(self, count):
+        """The numbers of ``count`` pages. Raises MemoryError if there is no room for so many."""
+        with self._lock:
+            self._collect()
+            free = len(self._warm) + len(self._cold)
+            if free + self._pages - self._fresh < count:
+                self._grow(self._fresh + count - free)
+            pages = []
+            while len(pages) < count:
+                heap = self._warm or self._cold
+                if heap:
+                    pages.append(heapq.heappop(heap))
+                else:
+                    pages.append(self._fresh)
+                    self._fresh += 1
+            self.used += count
+            return pages
+
+    def give(self, pages):
+        """Takes pages back. Safe in ``__del__``: it waits for nobody."""
+        self._returned.append(pages)
+
+    def copy(self, source, targets, tokens):
+        """Copies the first ``tokens`` tokens of a page, all layers, to other pages."""
+        for part in (self._values, self._scales):
+            if part is not None:
+                part[targets, :, :, :, :tokens] = part[source, :, :, :, :tokens].unsqueeze(0)
+
+    @property
+    def room(self):
+        """How many more pages could be had if memory were no matter; None: as many as one likes."""
+        if self._mapping is None:
+            return None
+        with self._lock:
+            self._collect()
+            return self._pages - self.used
+
+    @property
+    def spare(self):
+        """Free pages with memory, which the next request takes first."""
+        with self._lock:
+            self._collect()
+            return len(self._warm)
+
+    def drop_spare(self):
+        """Gives the memory of free pages back to the system, or to the device. Returns its bytes."""
+        with self._lock:
+            self._collect()
+            freed = len(self._warm) * self.page_nbytes
+            if self._mapping is not None:
+                self._cool(0)
+            elif freed and not self.used:
+                self._fresh, self._warm = 0, []
+                self._lay_out(self._values.new_empty(0, dtype=torch.uint8))
+            else:
+                freed = 0
+            return freed
+
+    def _collect(self):
+        while self._returned:
+            pages = self._returned.popleft()
+            self.used -= len(pages)
+            for page in pages:
+                heapq.heappush(self._warm, page)
+        if self._mapping is not None and len(self._warm) > self._keep:
+            self._cool(self._keep)
+
+    def _cool(self, left):
+        """Gives back the memory of all warm pages but the ``left`` lowest."""
+        pages = sorted(self._warm)
+        self._warm, cooled = pages[:left], pages[left:]
+        for page in cooled:
+            start, stop = page * self.page_nbytes, (page + 1) * self.page_nbytes
+            start, stop = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, stop // mmap.PAGESIZE * mmap.PAGESIZE
+            if start < stop:
+                self._mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
+            heapq.heappush(self._cold, page)
+
+    def _grow(self, pages):
+        if self._mapping is not None:
+            raise MemoryError(f"a pool of {self._pages} cache pages has no {pages - self._pages} more")
+        before = self._values, self._scales, self._pages
+        try:
+            memory = torch.empty(pages * self.page_nbytes, dtype=torch.uint8, device=self._device)
+        except RuntimeError as error:
+            raise MemoryError(f"cache pages: {error}") from None
+        self._lay_out(memory)
+        for old, new in zip(before[:2], (self._values, self._scales), strict=True):
+            if old is not None:
+                new[: before[2]] = old
+
+
+def _reserved(nbytes):
+    """(mapping, its bytes as a tensor) of so much address space, or of less where a limit is in the way; or None."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
+    least = nbytes // 64
+    while nbytes > least:
+        with contextlib.suppress(OSError):
+            mapping = mmap.mmap(-1, nbytes, flags=flags)
+            with torch.inference_mode(False):  # whatever mode the caller is in
+                return mapping, torch.frombuffer(mapping, dtype=torch.uint8)
+        nbytes //= 2
+    return None
