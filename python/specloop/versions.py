@@ -96,7 +96,13 @@ class Place:
         model, seats = self.get().model, [part.cache for part in parts]
         account = next((seat.account for seat in seats if seat.account is not None), None)
         before = streamed_bytes(model)
-        work = lambda: forward_parts(model, [part._replace(cache=part.cache.cache_of(model)) for part in parts])
+
+        def work():
+            own = [part._replace(cache=part.cache.cache_of(model)) for part in parts]
+            if len(own) == 1 and own[0].parents is None:
+                return model.forward(own[0].tokens, own[0].cache, last=own[0].last)
+            return forward_parts(model, own)
+
         try:
             return work() if account is None else account.serve(work, seats)
         finally:

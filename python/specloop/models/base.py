@@ -61,12 +61,12 @@ def forward_parts(model: Model, parts: Sequence[Part]) -> Tensor:
     with a ``forward_parts`` of its own makes one pass of it, any other one pass per part, and per node of a tree. No
     two parts may have the same cache. Raises what ``forward`` raises, and ValueError for a tree that is none.
     """
-    if len(parts) == 1 and parts[0].parents is None:
-        cache, tokens, last, _ = parts[0]
-        return model.forward(tokens, cache, last=last)
     own = getattr(model, "forward_parts", None)
     if own is not None:
         return own(parts)
+    if len(parts) == 1 and parts[0].parents is None:
+        cache, tokens, last, _ = parts[0]
+        return model.forward(tokens, cache, last=last)
     check_parts(parts)
     return torch.cat([rows for part in parts for rows in (_chain(model, part), *_nodes(model, part))])
 
