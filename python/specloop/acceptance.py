@@ -14,6 +14,8 @@ import torch
 
 from specdec_kernels import verify, verify_tree
 
+from .threshold import lend
+
 NO_CANDIDATE, BAD_VALUE = 2, 4  # flag bits of a verdict
 TREE_RULES = {"token": "token", "block": "traversal", "threshold": "threshold"}  # what is the same for a tree
 
@@ -33,6 +35,7 @@ class Verdict:
     top: list[list[tuple[int, float]]] | None = None  # of each token: the likeliest ids
     agreed: list[bool] = field(default_factory=list)  # rule "threshold": whether each token is its row's argmax
     gaps: list[float] = field(default_factory=list)  # and how much more log-probability the argmax has
+    lent: list[int] = field(default_factory=list)  # which tokens the lossless rule would have refused
 
     def note(self, request, committed: int) -> None:
         """The first ``committed`` tokens came into the text."""
@@ -40,7 +43,8 @@ class Verdict:
             top = self.top or [None] * committed
             request.logprobs += list(zip(self.logprobs[:committed], top[:committed], strict=True))
         if request.threshold is not None:
-            request.threshold.observe(self.agreed[:committed], self.gaps[:committed])
+            lent = sum(at < committed for at in self.lent)
+            request.threshold.observe(self.agreed[:committed], self.gaps[:committed], lent)
 
 
 def judge(logits, crew: Sequence, proposals: Sequence) -> list[Verdict]:
@@ -56,10 +60,14 @@ def judge(logits, crew: Sequence, proposals: Sequence) -> list[Verdict]:
             spans = [torch.arange(starts[i], starts[i + 1], device=logits.device) for i in members]
             rows = logits[torch.cat(spans)]
         group = [crew[i] for i in members]
-        judged = _judge_group(rows, group, [proposals[i] for i in members])
+        judged = _judge_group(rows, group, [proposals[i] for i in members], _lossless(group[0].rule))
         for i, verdict in zip(members, judged, strict=True):
             verdicts[i], verdict.error = verdict, errors[i]
     for request, proposal, verdict, start in zip(crew, proposals, verdicts, starts, strict=False):
+        if request.threshold is not None and proposal.tokens:
+            rows = logits[start : start + 1 + len(proposal.tokens)]
+            part = lambda rows, *rest, request=request: _judge_part(rows, request, *rest)
+            lend(request.threshold, rows, proposal, verdict, part)
         if request.top_logprobs or request.threshold is not None:
             at = [start + node for node in _rows_of(verdict, proposal)]
             _look_closer(logits[at], request, verdict)
@@ -83,7 +91,7 @@ def _layout(crew, proposals):
     starts, groups = [0], {}
     for i, (request, proposal) in enumerate(zip(crew, proposals, strict=True)):
         starts.append(starts[-1] + len(proposal.tokens) + 1)
-        groups.setdefault((request.rule, _form(proposal)), []).append(i)
+        groups.setdefault((_lossless(request.rule), _form(proposal)), []).append(i)
     for rule, form in list(groups):
         drawn = next(((r, f) for r, f in groups if r == rule and isinstance(f, int)), None)
         if form == "point" and drawn is not None:  # point masses go along with chains that were drawn
@@ -100,15 +108,25 @@ def _form(proposal):
     return 0 if proposal.ids is None else proposal.ids.data_ptr()
 
 
-def _judge_group(logits, crew, proposals):
-    """Verdicts of requests with one rule, all chains or all trees."""
+def _lossless(rule):
+    """What a round begins with: the rule "threshold" takes the verdict further (threshold.py)."""
+    return "token" if rule == "threshold" else rule
+
+
+def _judge_part(rows, request, proposal, rule, ahead):
+    """The verdict on a part of a request's proposal."""
+    return _judge_group(rows, [request], [proposal], rule, ahead)[0]
+
+
+def _judge_group(logits, crew, proposals, rule, ahead=0):
+    """Verdicts of requests by one rule, all chains or all trees, ``ahead`` tokens behind the round's start."""
     device = logits.device
     vector = lambda values, dtype=torch.int64: torch.tensor(values, dtype=dtype, device=device)
     counts, ends = [len(p.tokens) for p in proposals], [0]
     for count in counts:
         ends.append(ends[-1] + count)
     tokens, bounds = vector([t for p in proposals for t in p.tokens]), vector(ends, torch.int32)
-    sampling, rule = [r.sampling for r in crew], crew[0].rule
+    sampling = [r.sampling for r in crew]
     same = len(set(sampling)) == 1
     common = {
         name: getattr(sampling[0], name) if same else vector([getattr(s, name) for s in sampling], dtype)
@@ -118,7 +136,7 @@ def _judge_group(logits, crew, proposals):
         sampling[0].temperature if same else vector([s.temperature for s in sampling], torch.float32)
     )
     common["seed"] = vector([s.seed for s in sampling])
-    common["position"] = vector([len(r.ids) for r in crew])
+    common["position"] = vector([len(r.ids) + ahead for r in crew])
     common["return_logprobs"] = any(r.logprobs is not None for r in crew)
     if rule == "threshold":
         common["theta"] = vector([r.threshold.theta for r in crew], torch.float32)

@@ -98,6 +98,7 @@ class Session:
             self._reader.push,
             _either(self._cancel, cancel),
             rule={"lossless": "token"}.get(options.rule, options.rule),
+            threshold=_threshold(options),
             processor=processor,
             logprobs=None if options.logprobs is None else [],
             top_logprobs=options.logprobs or 0,
@@ -176,6 +177,14 @@ def _either(event, cancel):
     """One function for both ways in which a request is cancelled; ``cancel``: an event, a function, or None."""
     also = cancel.is_set if hasattr(cancel, "is_set") else cancel
     return lambda: event.is_set() or bool(also and also())
+
+
+def _threshold(options):
+    from .threshold import Threshold
+
+    if options.rule != "threshold":
+        return None
+    return Threshold(options.theta, options.theta_window, options.agreement)
 
 
 def make_draft(pair, options, limit, follows):
