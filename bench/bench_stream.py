@@ -92,17 +92,17 @@ def settle(stream):
 
 
 class Reads:
-    """What a pass reads, by a reader alone, with as many blocks under way as there are slots."""
+    """What ``PASSES`` passes read that start with full slots, by a reader alone with as many blocks under way."""
 
     def __init__(self, pack, made, options):
-        self._blocks = [pack.blocks[index] for index in made.streamed]
+        self._blocks = ([pack.blocks[index] for index in made.streamed] * PASSES)[made.slots :]
         self._memory = deque(aligned_empty(made.slot_bytes).zero_() for _ in range(made.slots))  # touched, as slots are
         self._reader = Reader(pack.files, **options)
         self.nbytes = sum(block.nbytes for block in self._blocks)
 
     def __call__(self):
         under_way = deque()
-        for block in self._blocks * PASSES:
+        for block in self._blocks:
             if len(under_way) == len(self._memory):
                 under_way.popleft().wait()
             under_way.append(self._reader.submit(block.ranges, self._memory[0][: block.nbytes]))
@@ -138,7 +138,7 @@ def measure(name, pack, made, m, rows, rounds, options):
             work(stream), work(resident), reads()
         for _ in range(rounds):
             settle(stream)
-            read, read_cores = (value / PASSES for value in core_seconds(reads))
+            read, read_cores = core_seconds(reads)
             compute, compute_cores = (value / PASSES for value in core_seconds(lambda: passes(resident)))
             together = side_by_side(lambda: passes(resident), reads) / PASSES
             for _ in range(2):
@@ -146,13 +146,13 @@ def measure(name, pack, made, m, rows, rounds, options):
                 before = stream.stats
                 streamed = seconds(lambda: passes(stream)) / PASSES
                 after = stream.stats
-                share = (after.bytes_read - before.bytes_read) / PASSES / reads.nbytes
+                share = (after.bytes_read - before.bytes_read) / reads.nbytes
                 found.append(
                     {
                         "streamed": streamed,
-                        "read": share * read,
+                        "read": share * read / PASSES,
                         "compute": compute,
-                        "core": (share * read_cores + compute_cores) / cores,
+                        "core": (share * read_cores / PASSES + compute_cores) / cores,
                         "together": together,
                         "wait": (after.wait_seconds - before.wait_seconds) / PASSES,
                         "gb_per_s": reads.nbytes / read / 1e9,

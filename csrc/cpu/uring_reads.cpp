@@ -39,6 +39,7 @@ class UringState : public std::enable_shared_from_this<UringState> {
   std::shared_ptr<ReadBatch> submit(const std::vector<ReadPiece>& pieces) {
     auto batch = std::make_shared<ReadBatch>(shared_from_this(), static_cast<int64_t>(pieces.size()));
     if (pieces.empty()) return batch;
+    bool asleep;  // whether nothing else makes the thread look into the queue: a read that lands, a timer, resume()
     {
       const std::lock_guard<std::mutex> hold(lock);
       if (stopped_) {
@@ -47,9 +48,10 @@ class UringState : public std::enable_shared_from_this<UringState> {
         return batch;
       }
       if (idle()) since_ = now(), paid_until_ = std::max(paid_until_, since_);
+      asleep = queue_.empty() && !free_.empty();
       for (const ReadPiece& piece : pieces) queue_.push_back({batch, piece, 0});
     }
-    tell();
+    if (asleep) tell();
     return batch;
   }
 
