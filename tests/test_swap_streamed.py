@@ -208,7 +208,7 @@ def together(monkeypatch):
     """What all models and caches of a pair take while the newest one is tried out: a list of bytes."""
     import specloop.calibration as calibration
 
-    seen, measure = [], calibration.measure_costs
+    seen, measure = [], calibration.measure
 
     def measured(model, *args):
         costs = measure(model, *args)
@@ -219,7 +219,7 @@ def together(monkeypatch):
         return costs
 
     pairs = []
-    monkeypatch.setattr(calibration, "measure_costs", measured)
+    monkeypatch.setattr(calibration, "measure", measured)
     monkeypatch.setattr(calibration, "WORTH_KEEPING", float("inf"))  # they are measured in every load
     return pairs, seen
 

@@ -2,8 +2,8 @@
 
 What passes cost depends on the model's shape (not on its weights), on the machine, the kernels and how many threads
 they use. All that is the file's identity; its name is a hash of it. A file is believed if it is well formed and says
-the same identity, and is written anew otherwise. When the rounds show that other costs hold now
-(``CostCurve.on_drift``) it is removed, and the next load measures.
+the same identity, and is written anew otherwise, unless the machine was too busy to measure well. When the rounds show
+that other costs hold now (``CostCurve.on_drift``) it is removed, and the next load measures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import stat
 import tempfile
 from pathlib import Path
 
-from .costs import ROWS, CostCurve, measure_costs
+from .costs import ROWS, CostCurve, measure
 
 FORM = 1
 WORTH_KEEPING = 0.01  # seconds: the costs of a tiny model are measured in no time
@@ -32,10 +32,10 @@ def cost_curve(model, rows: int = ROWS[-1]) -> tuple[CostCurve, bool]:
     about = identity(model, rows)
     path = None if about is None else _path(about)
     known = None if path is None else _read(path, about)
-    costs = known or measure_costs(model, rows)
+    costs, quiet = (known, True) if known else measure(model, rows)
     if path is None:
         return CostCurve(costs), False
-    if known is None and sum(costs) > WORTH_KEEPING:
+    if known is None and quiet and sum(costs) > WORTH_KEEPING:
         _write(path, {"form": FORM, "about": about, "seconds": costs})
     return CostCurve(costs, on_drift=lambda: _remove(path)), known is not None
 

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 
 ROWS = (*range(1, 10), 12, 16)  # measured; a straight line lies between
+MOST_SWEEPS = 8
+TWICE = 1.15  # two times that differ by less are the same
 WEIGHT = 0.1  # of a new pass in the running mean
 MOST_NEWS = 0.5  # of a pass's logarithm: a spike moves the mean by 5 % at most
 DRIFT = math.log(1.3)  # by which rounds may disagree with what was measured
@@ -111,25 +113,32 @@ def warm_up(model, *rows: int) -> None:
 
 def measure_costs(model, rows: int = ROWS[-1], budget: float = 0.3) -> list[float]:
     """Seconds of a pass over 1..``rows`` rows: the least of two sweeps or more, made monotone."""
+    return measure(model, rows, budget)[0]
+
+
+def measure(model, rows: int = ROWS[-1], budget: float = 0.3) -> tuple[list[float], bool]:
+    """As :func:`measure_costs`, and whether the machine was quiet: for each number of rows the least was met twice."""
     rows = min(rows, model.context)
     counts = sorted({n for n in ROWS if n < rows} | {rows})
-    sweeps = 8
     if getattr(model, "streams", False):  # each pass reads a file, takes long, and more rows hardly longer
         counts, budget = sorted({1, rows}), 0.0
-    cache, least = model.new_cache(rows), dict.fromkeys(counts, float("inf"))
+    cache, taken = model.new_cache(rows), {n: [] for n in counts}
     deadline = time.perf_counter() + budget
     model.forward([0], cache, last=1)  # touches every weight once
-    for sweep in range(sweeps):
+    for sweep in range(MOST_SWEEPS):
         if sweep >= 2 and time.perf_counter() > deadline:
             break
         for n in counts:
             cache.truncate(0)
             start = time.perf_counter()
             model.forward([0] * n, cache, last=n)
-            least[n] = min(least[n], max(time.perf_counter() - start, 1e-9))
+            taken[n].append(max(time.perf_counter() - start, 1e-9))
+    first_two = [sorted(seconds)[:2] for seconds in taken.values()]
+    least = {n: first for n, (first, _) in zip(counts, first_two, strict=True)}
     for few, more in reversed(list(itertools.pairwise(counts))):
         least[few] = min(least[few], least[more])  # fewer rows can't cost more: a spike is noise
-    return [_between(least, counts, n) for n in range(1, rows + 1)]
+    quiet = all(second <= TWICE * first for first, second in first_two)
+    return [_between(least, counts, n) for n in range(1, rows + 1)], quiet
 
 
 def _between(least, counts, n):
