@@ -21,6 +21,7 @@ from specdec_kernels.reference.philox import COIN, DRAFT
 # The modules: the package's attributes of these names are the functions.
 chain = importlib.import_module("specdec_kernels.reference.verify")
 tree = importlib.import_module("specdec_kernels.reference.verify_tree")
+sampling = importlib.import_module("specdec_kernels.reference.sample")
 
 NEGLIGIBLE = 1e-13  # a decision of smaller probability is a rounding error of another one
 ROOT = -1
@@ -57,6 +58,7 @@ class Branches:
         with contextlib.ExitStack() as stack:
             for module, name in itertools.product((chain, tree), ("accept", "draw")):
                 stack.enter_context(mock.patch.object(module, name, getattr(self, name)))
+            stack.enter_context(mock.patch.object(sampling, "draw", self.draw))
             stack.enter_context(mock.patch.object(filters, "weights", _remembered(filters.weights)))
             while True:
                 self.taken, self.probability, self.known = [], 1.0, dict(known)

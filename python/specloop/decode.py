@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from .acceptance import judge
 from .controller import plan
 from .errors import ModelFault
-from .models.base import Part, forward_parts
+from .models.base import Part, accept, forward_parts
 from .request import Request
 
 PREFILL_CHUNK = 256  # rows per pass over the prompt: bounds scratch memory and the wait for a cancel
@@ -131,7 +131,7 @@ def _commit(request, outlook, proposal, verdict, eos_ids, cost, clock):
     finally:
         committed = len(ids) - before
         if proposal.parents is not None:
-            request.cache.accept(verdict.path[:committed])
+            accept(request.cache, verdict.path[:committed])
         verdict.note(request, committed)
         request.count(proposal, verdict.accepted, committed, cost[0])
     request.draft.append(ids[before:])
