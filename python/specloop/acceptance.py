@@ -7,6 +7,7 @@ a function of seed and text, not of what was drafted before or of who else is in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -195,7 +196,7 @@ def _look_closer(rows, request, verdict):
     if request.top_logprobs:
         best = logs.topk(min(request.top_logprobs, logs.shape[1]), -1)
         verdict.top = [
-            list(zip(ids, values, strict=True))
+            [(token, value) for token, value in zip(ids, values, strict=True) if value > -math.inf]
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
     if request.threshold is not None:

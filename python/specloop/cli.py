@@ -17,6 +17,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from . import cli_options as flags
 from .errors import OptionError, PromptError, SpecloopError
 
 # torch says so where NumPy is not installed; nothing here uses it.
@@ -29,68 +30,58 @@ app = typer.Typer(
     help="Speculative decoding that changes no token.",
 )
 
-Model = Annotated[str, typer.Option("--model", help="smollm2, or the path of a GGUF, a pack, or a Hugging Face folder")]
-Draft = Annotated[str, typer.Option("--draft", help="auto, lookup, none, or a model's path")]
-K = Annotated[str, typer.Option("--k", help="drafts per round: auto, or a number")]
-Required = Annotated[bool, typer.Option("--require-draft", help="a draft model that can't be read is an error")]
-Dtype = Annotated[str, typer.Option("--dtype", help="int8, bf16 or f32")]
-Kv = Annotated[str, typer.Option("--kv", help="key-value cache: int8, f16 or f32")]
-Context = Annotated[int, typer.Option("--context", help="most tokens, prompt and answer together")]
-Budget = Annotated[Optional[str], typer.Option("--memory-budget", help="e.g. 120MB; weights beyond it stream")]  # noqa: UP045
-Threads = Annotated[Optional[int], typer.Option("--threads", help="CPU threads; default: torch's own choice")]  # noqa: UP045
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object")]
-Chat = Annotated[Optional[bool], typer.Option("--chat/--raw", help="default: chat if the model has a template")]  # noqa: UP045
-
 
 @app.command()
 def generate(
     prompt: Annotated[str, typer.Argument(help="the prompt; - reads it from stdin")],
-    model: Model = "smollm2",
-    draft: Draft = "auto",
-    require_draft: Required = False,
-    k: K = "auto",
-    rule: Annotated[str, typer.Option("--rule", help="lossless")] = "lossless",
-    temperature: Annotated[float, typer.Option("--temperature", help="0 = greedy")] = 0.0,
-    top_k: Annotated[int, typer.Option("--top-k", help="0 = off")] = 0,
-    top_p: Annotated[float, typer.Option("--top-p", help="1 = off")] = 1.0,
-    min_p: Annotated[float, typer.Option("--min-p", help="0 = off")] = 0.0,
-    seed: Annotated[Optional[int], typer.Option("--seed", help="default: a new one each time")] = None,  # noqa: UP045
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens")] = 128,
-    stop: Annotated[Optional[list[str]], typer.Option("--stop", help="may be given several times")] = None,  # noqa: UP045
-    dtype: Dtype = "int8",
-    kv: Kv = "int8",
-    context: Context = 2048,
-    memory_budget: Budget = None,
-    device: Annotated[str, typer.Option("--device", help="auto, cpu or cuda")] = "auto",
-    threads: Threads = None,
-    chat: Chat = None,
-    stats: Annotated[
-        bool, typer.Option("--stats", help="a line about it on stderr meanwhile, statistics after it")
-    ] = False,
-    as_json: Json = False,
+    model: flags.Model = "smollm2",
+    draft: flags.Draft = "auto",
+    require_draft: flags.Required = False,
+    k: flags.K = "auto",
+    rule: flags.Rule = "lossless",
+    theta: flags.Theta = None,
+    theta_window: flags.ThetaWindow = None,
+    agreement: flags.Agreement = None,
+    tree: flags.Tree = None,
+    on_fallbacks: flags.OnFallbacks = "plain",
+    max_fallbacks: flags.MaxFallbacks = 8,
+    draft_until: flags.DraftUntil = 4096,
+    verify_timeout: flags.VerifyTimeout = None,
+    temperature: flags.Temperature = 0.0,
+    top_k: flags.TopK = 0,
+    top_p: flags.TopP = 1.0,
+    min_p: flags.MinP = 0.0,
+    seed: flags.Seed = None,
+    max_new_tokens: flags.MaxNewTokens = 128,
+    min_new_tokens: flags.MinNewTokens = 0,
+    stop: flags.Stop = None,
+    logit_bias: flags.Bias = None,
+    repetition_penalty: flags.Repetition = 1.0,
+    presence_penalty: flags.Presence = 0.0,
+    frequency_penalty: flags.Frequency = 0.0,
+    bad_words: flags.Ban = None,
+    grammar: flags.GrammarText = None,
+    dtype: flags.Dtype = "int8",
+    kv: flags.Kv = "int8",
+    context: flags.Context = 2048,
+    memory_budget: flags.Budget = None,
+    device: flags.Device = "auto",
+    threads: flags.Threads = None,
+    chat: flags.Chat = None,
+    logprobs: flags.Logprobs = None,
+    stats: flags.Stats = False,
+    as_json: flags.Json = False,
 ):
     """Continue or answer a prompt."""
+    options = flags.request_options(locals())
     from .live import View
-    from .options import check_draft_model, check_request
+    from .options import check_request
 
-    options = {
-        "draft": check_draft_model(draft),
-        "k": _k(k),
-        "rule": rule,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "min_p": min_p,
-        "seed": seed,
-        "max_new_tokens": max_new_tokens,
-        "stop": stop or (),
-        "chat": chat,
-    }
     check_request(**options, loaded=options["draft"])  # before seconds go into loading
     text = _stdin() if prompt == "-" else prompt
     loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
     loading["require_draft"] = require_draft
-    pair = _load(model, options["draft"], memory_budget=_bytes(memory_budget), **loading)
+    pair = _load(model, options["draft"], memory_budget=flags.bytes_of(memory_budget), **loading)
     stream = pair.stream(text, **options)
     view = View(stream, shown=stats, out=None if as_json else sys.stdout)
     with _interrupts(stream.cancel), view:
@@ -109,19 +100,19 @@ def generate(
 
 @app.command()
 def bench(
-    model: Model = "smollm2",
-    draft: Draft = "auto",
-    k: K = "auto",
-    dtype: Dtype = "int8",
-    kv: Kv = "int8",
-    context: Context = 2048,
-    memory_budget: Budget = None,
-    threads: Threads = None,
+    model: flags.Model = "smollm2",
+    draft: flags.Draft = "auto",
+    k: flags.K = "auto",
+    dtype: flags.Dtype = "int8",
+    kv: flags.Kv = "int8",
+    context: flags.Context = 2048,
+    memory_budget: flags.Budget = None,
+    threads: flags.Threads = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens")] = 64,
     category: Annotated[Optional[list[str]], typer.Option("--category", help="only these; may be repeated")] = None,  # noqa: UP045
     prompts: Annotated[Optional[int], typer.Option("--prompts", help="at most this many of each category")] = None,  # noqa: UP045
     repeat: Annotated[int, typer.Option("--repeat", help="measurements per prompt")] = 1,
-    as_json: Json = False,
+    as_json: flags.Json = False,
     plot: Annotated[Optional[str], typer.Option("--plot", help="write a chart to this file")] = None,  # noqa: UP045
 ):
     """Plain and speculative decoding side by side, on the same prompts, taking turns."""
@@ -133,8 +124,8 @@ def bench(
         chart.check_plot(plot)
     chosen = measure.load_prompts(category or (), prompts)
     loading = {"dtype": dtype, "kv": kv, "context": context, "threads": threads}
-    pair = _load(model, check_draft_model(draft), memory_budget=_bytes(memory_budget), **loading)
-    options = {"draft": draft, "k": _k(k), "max_new_tokens": max_new_tokens, "repeat": repeat}
+    pair = _load(model, check_draft_model(draft), memory_budget=flags.bytes_of(memory_budget), **loading)
+    options = {"draft": draft, "k": flags.k_of(k), "max_new_tokens": max_new_tokens, "repeat": repeat}
     report = measure.run(pair, chosen, model=model, progress=_progress, **options)
     print(json.dumps(report) if as_json else measure.table(report))
     if plot is not None:
@@ -143,16 +134,18 @@ def bench(
 
 @app.command()
 def info(
-    model: Model = "smollm2",
-    dtype: Dtype = "int8",
-    kv: Kv = "int8",
-    context: Context = 2048,
-    memory_budget: Budget = None,
-    threads: Threads = None,
-    as_json: Json = False,
+    model: flags.Model = "smollm2",
+    dtype: flags.Dtype = "int8",
+    kv: flags.Kv = "int8",
+    context: flags.Context = 2048,
+    memory_budget: flags.Budget = None,
+    threads: flags.Threads = None,
+    as_json: flags.Json = False,
 ):
     """The model, the backends, the memory plan, and what passes over 1, 2, ... rows cost."""
-    pair = _load(model, dtype=dtype, kv=kv, context=context, threads=threads, memory_budget=_bytes(memory_budget))
+    pair = _load(
+        model, dtype=dtype, kv=kv, context=context, threads=threads, memory_budget=flags.bytes_of(memory_budget)
+    )
     report = describe(pair)
     if as_json:
         print(json.dumps(report))
@@ -172,8 +165,8 @@ def info(
 @app.command()
 def convert(
     output: Annotated[str, typer.Argument(help="the pack to write")],
-    model: Model = "smollm2",
-    dtype: Dtype = "int8",
+    model: flags.Model = "smollm2",
+    dtype: flags.Dtype = "int8",
 ):
     """Writes a model as a pack: one file, laid out in the order in which a pass reads it, to stream or to share."""
     from .convert import convert as write
@@ -257,27 +250,13 @@ def summary(result) -> str:
     if released:
         steps = ", ".join(f"{step['step']} ({step['bytes'] / 1e6:.1f} MB)" for step in released)
         lines.append(f"memory was short; given back: {steps}")
-    settings = result.stats.settings
+    settings = {name: value for name, value in result.stats.settings.items() if value not in (None, [], {})}
     lines.append("settings: " + " ".join(f"{name}={value}" for name, value in settings.items()))
     return "\n".join(lines)
 
 
 def _number(value) -> str:
     return "-" if value is None else f"{value:.2f}"
-
-
-def _k(text):
-    if text == "auto":
-        return text
-    try:
-        return int(text)
-    except ValueError:
-        raise OptionError(f"k: expected 'auto' or an integer, got {text!r}") from None
-
-
-def _bytes(text):
-    """A budget as the loader takes it: a plain number counts bytes."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() else text
 
 
 def _stdin():
