@@ -52,7 +52,7 @@ class Pool:
         self._returned = deque()  # by caches that are gone, wherever the garbage collector met them
         self._warm, self._cold = [], []  # heaps of free pages: with memory, and without
         self._fresh = 0  # the first page that nobody had so far
-        self.used = 0  # pages in use
+        self._used = 0  # pages in use
         self._mapping, memory = None, torch.empty(0, dtype=torch.uint8, device=device)
         if self._device.type == "cpu" and sys.platform == "linux":
             size = most * self.page_nbytes if most else max(memory_limit().nbytes, keep * self.page_nbytes)
@@ -94,7 +94,7 @@ class Pool:
                 else:
                     pages.append(self._fresh)
                     self._fresh += 1
-            self.used += count
+            self._used += count
             return pages
 
     def give(self, pages):
@@ -114,7 +114,14 @@ class Pool:
             return None
         with self._lock:
             self._collect()
-            return self._pages - self.used
+            return self._pages - self._used
+
+    @property
+    def used(self):
+        """Pages in use."""
+        with self._lock:
+            self._collect()
+            return self._used
 
     @property
     def spare(self):
@@ -130,7 +137,7 @@ class Pool:
             freed = len(self._warm) * self.page_nbytes
             if self._mapping is not None:
                 self._cool(0)
-            elif freed and not self.used:
+            elif freed and not self._used:
                 self._fresh, self._warm = 0, []
                 self._lay_out(self._values.new_empty(0, dtype=torch.uint8))
             else:
@@ -140,7 +147,7 @@ class Pool:
     def _collect(self):
         while self._returned:
             pages = self._returned.popleft()
-            self.used -= len(pages)
+            self._used -= len(pages)
             for page in pages:
                 heapq.heappush(self._warm, page)
         if self._mapping is not None and len(self._warm) > self._keep:
