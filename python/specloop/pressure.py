@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
 import threading
 import weakref
 
@@ -31,6 +32,7 @@ STEPS = {
     "resident blocks": "drop_block",
     "draft": None,
 }
+ROWS = 9  # of logits that a round of one request needs, rarely more
 GONE = "its memory was needed"
 _MESSAGES = re.compile(r"out of memory|(can't|cannot|unable to) allocate|not enough memory|bad_alloc", re.IGNORECASE)
 
@@ -46,7 +48,7 @@ class Pressure:
     """The steps over a target's and a draft's place (versions.py). ``draft_gone``: a weak reference to a function that
     is called when the draft model was given up.
 
-    All but ``watch`` is called with the target's lock held.
+    All but ``watch`` and ``room`` is called with the target's lock held.
     """
 
     def __init__(self, target, draft, draft_gone):
@@ -94,6 +96,34 @@ class Pressure:
                     f"{max(0, budget - used)} are left; end other requests, or choose a smaller context"
                 )
 
+    def room(self, capacity) -> int:
+        """How many more requests of so many tokens have room for their caches, a draft model's with the target's, and
+        for the logits of their rounds: in the budget, or in the memory that is free.
+        """
+        model, draft = self._target.version and self._target.version.model, self._draft_model()
+        if model is None or not hasattr(model, "room"):
+            return sys.maxsize
+        also = ROWS * model.vocab_size * 4
+        also += draft.cache_nbytes(capacity) if hasattr(draft, "cache_nbytes") else 0
+        if model.budget is None:
+            return model.room(capacity, also)
+        return self._left(model) // (model.cache_nbytes(capacity) + also)
+
+    def fits(self, model, parts) -> bool:
+        """Whether the budget has room for what the trees among the parts need while they are judged."""
+        if getattr(model, "budget", None) is None:
+            return True
+        return sum(model.tree_nbytes(part) for part in parts if part.parents) <= self._left(model)
+
+    def _left(self, model):
+        """Of the budget, for pages: spare ones are taken first."""
+        spare = sum(m.spare_nbytes for m in (model, self._draft_model()) if m is not None)
+        return max(0, model.budget - self.used(model) + spare)
+
+    def _draft_model(self):
+        version = self._draft.version
+        return None if version is None else version.model
+
     def share(self, least) -> int:
         """Promises ``least`` bytes of the budget, and half of what is free beyond, to a model that is to be loaded.
 
@@ -125,8 +155,7 @@ class Pressure:
     def used(self, model) -> int:
         """Bytes that the budget counts, now."""
         caches = sum(seat.nbytes for place in (self._target, self._draft) for seat in place.seats())
-        draft = self._draft.version.model if self._draft.version is not None else None
-        models = sum(m.memory_nbytes for m in (model, draft) if m is not None)
+        models = sum(m.memory_nbytes for m in (model, self._draft_model()) if m is not None)
         return self.promised + models + caches + sum(index_nbytes(guard.draft) for guard in self._guarded())
 
     def release(self, seats) -> int:

@@ -124,5 +124,8 @@ class Request:
         """Decoding is over, or begins again elsewhere."""
         stats = self.stats
         stats.speculation.end(self.draft, self.controller)
-        if stats.batch is not None and (self.finish_reason is not None or self.failure is not None):
+        if self.finish_reason is None and self.failure is None:
+            return
+        self.draft.let_go("the text has ended")  # its cache makes room for others
+        if stats.batch is not None:
             stats.batch.leave(stats)

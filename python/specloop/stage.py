@@ -83,6 +83,7 @@ class Stage:
         self.load_seconds: float | None = None
         self._target, self._draft = Place(), Place()
         self.pressure = Pressure(self._target, self._draft, weakref.WeakMethod(self._draft_is_gone))
+        self._target.account = self.pressure
         self._warm_up, self._opened, self._closed = warm_up, opened, False
         self._swapping = threading.Lock()
         self._loading = self._start(
@@ -335,7 +336,7 @@ class Stage:
 
     def seat(self, capacity):
         """For a request of so many tokens: the target with a cache."""
-        return self._target.seat(capacity, self.pressure)
+        return self._target.seat(capacity)
 
     def draft_seat(self, capacity):
         return self._draft.seat(capacity)

@@ -7,13 +7,14 @@ are the single truth; so nothing of the old version has any influence on what th
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 
 from .costs import CostCurve
 from .drafts.vocabulary import check_same
 from .errors import OptionError, PairClosed
-from .models.base import Part, accept, forward_parts
+from .models.base import Part, accept, forward_parts, one_by_one
 
 
 class Turns:
@@ -48,20 +49,24 @@ class Version:
 
 
 class Place:
-    """Where the version in use is. ``lock`` is held in every pass: a model's scratch memory serves one at a time."""
+    """Where the version in use is. ``lock`` is held in every pass: a model's scratch memory serves one at a time.
+
+    ``account`` (optional, pressure.py) is asked before a cache is made, and serves failed allocations.
+    """
 
     def __init__(self):
+        self.account = None
         self.lock = Turns()
         self.version: Version | None = None
         self.generation = 0  # how often it was exchanged
         self._seats, self._seats_lock = weakref.WeakSet(), threading.Lock()
 
     def room(self, capacity) -> int:
-        """How many more requests of so many ids have room for their caches."""
-        return 16
+        """How many more requests of so many ids have room for their caches. From any thread."""
+        return sys.maxsize if self.account is None else self.account.room(capacity)
 
-    def seat(self, capacity, account=None) -> Seat:
-        seat = Seat(self, capacity, account)
+    def seat(self, capacity) -> Seat:
+        seat = Seat(self, capacity)
         with self._seats_lock:
             self._seats.add(seat)
         return seat
@@ -94,14 +99,14 @@ class Place:
         The caller holds the lock. Raises PairClosed, and OutOfMemory if nothing helps; then no seat has changed.
         """
         model, seats = self.get().model, [part.cache for part in parts]
-        account = next((seat.account for seat in seats if seat.account is not None), None)
-        before = streamed_bytes(model)
+        account, before = self.account, streamed_bytes(model)
 
         def work():
             own = [part._replace(cache=part.cache.cache_of(model)) for part in parts]
             if len(own) == 1 and own[0].parents is None:
                 return model.forward(own[0].tokens, own[0].cache, last=own[0].last)
-            return forward_parts(model, own)
+            enough = account is None or account.fits(model, own)
+            return (forward_parts if enough else one_by_one)(model, own)
 
         try:
             return work() if account is None else account.serve(work, seats)
@@ -115,12 +120,11 @@ class Place:
 class Seat:
     """One request's model and cache (models/base.py: both) in a place, whatever version is there.
 
-    After an exchange ``length`` is 0. ``account`` (optional) is asked before a cache is made and serves failed
-    allocations (pressure.py).
+    After an exchange ``length`` is 0.
     """
 
-    def __init__(self, place, capacity, account=None):
-        self._place, self._capacity, self.account, self._cache = place, capacity, account, None
+    def __init__(self, place, capacity):
+        self._place, self._capacity, self._cache = place, capacity, None
         self.lock = place.lock
         self.eos_ids = self._version.model.eos_ids
         self.streamed_bytes = streamed_bytes(self._version.model) and 0  # read for this request's passes
@@ -182,8 +186,8 @@ class Seat:
         self.eos_ids = model.eos_ids
         if self._cache is None:
             capacity = self.capacity
-            if self.account is not None:
-                self.account.expect(self, model, capacity)
+            if self._place.account is not None:
+                self._place.account.expect(self, model, capacity)
             self._cache = model.new_cache(capacity)
         return self._cache
 

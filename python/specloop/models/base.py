@@ -58,12 +58,17 @@ def forward_parts(model: Model, parts: Sequence[Part]) -> Tensor:
 
     Each part's rows are those of ``forward`` bit for bit, and a node's are those of the path to it. The tensor is valid
     until the next call. After a tree the cache holds the ids before the nodes; ``accept`` takes over a path. A model
-    with a ``forward_parts`` of its own makes one pass of it, any other one pass per part, and per node of a tree. No
+    with a ``forward_parts`` of its own makes one pass of it, any other one pass per part (``one_by_one``). No
     two parts may have the same cache. Raises what ``forward`` raises, and ValueError for a tree that is none.
     """
     own = getattr(model, "forward_parts", None)
     if own is not None:
         return own(parts)
+    return one_by_one(model, parts)
+
+
+def one_by_one(model: Model, parts: Sequence[Part]) -> Tensor:
+    """The same with ``forward`` alone: a pass per part, and per node of a tree. The caches keep nothing of a tree."""
     if len(parts) == 1 and parts[0].parents is None:
         cache, tokens, last, _ = parts[0]
         return model.forward(tokens, cache, last=last)

@@ -14,14 +14,14 @@ class KVCache:
 
     def __init__(self, pool, pages, capacity, width, device):
         self.pool, self.pages, self.capacity, self.length = pool, pages, capacity, 0
-        self.reached = 0  # the longest it was, all of which is in memory
+        self._unreached = len(pages)  # behind the longest that it was
         self._width, self._device = width, device
         self._tree = None  # of the last pass
         self.table = self.table_of(pages)
 
     def __del__(self):
         self.forget_tree()
-        self.pool.give(self.pages)
+        self.pool.give(self.pages, self._unreached)
 
     def table_of(self, pages):
         return torch.tensor(pages + [-1] * (self._width - len(pages)), dtype=torch.int32, device=self._device)
@@ -38,7 +38,11 @@ class KVCache:
     def advance(self, tokens):
         """Says that so many more are in it."""
         self.length += tokens
-        self.reached = max(self.reached, self.length)
+        reached = len(self.pages) - self._unreached
+        if self.length > reached * PAGE:
+            more = -(-self.length // PAGE) - reached
+            self._unreached -= more
+            self.pool.unreached -= more
 
     def grow_tree(self, chain, parents):
         """The tree that follows the next ``chain`` ids: pages for its paths. Raises MemoryError."""
@@ -49,10 +53,11 @@ class KVCache:
     def accept(self, path):
         """After a pass with a tree: its nodes ``path``, from the root down, are part of the text now.
 
-        The others are forgotten. Raises ValueError if the last pass had no such path.
+        The others are forgotten. Keeps nothing if the last pass was none with a tree (base.one_by_one). Raises
+        ValueError if the tree has no such path.
         """
         if self._tree is None:
-            raise ValueError("path: expected a pass with a tree before")
+            return
         self.pages, taken = self._tree.pages_with(path)
         if taken:
             self.table = self.table_of(self.pages)
@@ -61,13 +66,8 @@ class KVCache:
 
     def forget_tree(self):
         if self._tree is not None:
-            self.pool.give(self._tree.spare)
+            self.pool.give(self._tree.spare, len(self._tree.spare))
             self._tree = None
-
-    @property
-    def untouched(self):
-        """Pages that may not be in memory yet."""
-        return len(self.pages) - -(-self.reached // PAGE)
 
     @property
     def nbytes(self):

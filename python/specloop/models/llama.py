@@ -19,6 +19,7 @@ from .cache import KVCache
 from .config import LlamaConfig
 from .passes import Layout, cut, spans
 from .pool import PAGE, Pool, page_nbytes
+from .tree import further_pages
 from .weights import Head
 
 SHAPES = 64  # of passes that are kept captured; those that were used last
@@ -248,6 +249,24 @@ class Llama:
     def cache_nbytes(self, capacity):
         """Of a cache for so many tokens."""
         return -(-min(capacity, self.context) // PAGE) * page_nbytes(self.config, self.kv)
+
+    def tree_nbytes(self, part):
+        """Of the pages that a tree's paths need besides the cache's own, while it is judged."""
+        chain = len(part.tokens) - len(part.parents)
+        return sum(further_pages(part.cache.length, chain, part.parents)) * self._pool.page_nbytes
+
+    def room(self, capacity, also=0):
+        """How many more caches for so many tokens fit: into the budget, or into the memory that is free.
+
+        ``also``: bytes that each of their requests needs elsewhere: the draft's cache. What others take of the budget
+        is not known here (pressure.py).
+        """
+        each = self.cache_nbytes(capacity) + also
+        if self.budget is None:
+            free = self._pool.room * self._pool.page_nbytes
+        else:
+            free = self.budget - self.memory_nbytes - (self._pool.used - self._pool.spare) * self._pool.page_nbytes
+        return max(0, free // each)
 
     def drop_spare(self):
         """Frees the pages that wait for the next cache. Returns their bytes."""

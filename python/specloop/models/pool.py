@@ -19,7 +19,7 @@ from collections import deque
 
 import torch
 
-from specdec_kernels.stream.limits import memory_limit
+from specdec_kernels.stream.limits import available_memory, memory_limit
 
 PAGE = 64  # tokens per page
 DTYPES = {"int8": torch.int8, "f16": torch.float16, "f32": torch.float32}
@@ -53,6 +53,7 @@ class Pool:
         self._warm, self._cold = [], []  # heaps of free pages: with memory, and without
         self._fresh = 0  # the first page that nobody had so far
         self._used = 0  # pages in use
+        self.unreached = 0  # of these, pages that no text has come to: they may not be in memory yet
         self._mapping, memory = None, torch.empty(0, dtype=torch.uint8, device=device)
         if self._device.type == "cpu" and sys.platform == "linux":
             size = most * self.page_nbytes if most else max(memory_limit().nbytes, keep * self.page_nbytes)
@@ -95,11 +96,12 @@ class Pool:
                     pages.append(self._fresh)
                     self._fresh += 1
             self._used += count
+            self.unreached += count
             return pages
 
-    def give(self, pages):
-        """Takes pages back. Safe in ``__del__``: it waits for nobody."""
-        self._returned.append(pages)
+    def give(self, pages, unreached):
+        """Takes pages back, so many of which no text came to. Safe in ``__del__``: it waits for nobody."""
+        self._returned.append((pages, unreached))
 
     def copy(self, source, targets, tokens):
         """Copies the first ``tokens`` tokens of a page, all layers, to other pages."""
@@ -109,12 +111,20 @@ class Pool:
 
     @property
     def room(self):
-        """How many more pages could be had if memory were no matter; None: as many as one likes."""
-        if self._mapping is None:
-            return None
+        """How many more pages memory has room for, if an eighth of it is left to others. Pages that are in use, but
+        that no text has come to, will be in memory, too."""
         with self._lock:
             self._collect()
-            return self._pages - self._used
+            free = self._free_memory() * 7 // 8 // self.page_nbytes
+            if self._mapping is None:  # it grows by moving: for a while it is there twice
+                return max(0, free - self._pages) + len(self._warm)
+            return max(0, min(free + len(self._warm) - self.unreached, self._pages - self._used))
+
+    def _free_memory(self):
+        if self._device.type == "cuda":
+            kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+            return torch.cuda.mem_get_info(self._device)[0] + kept
+        return available_memory().nbytes
 
     @property
     def used(self):
@@ -146,8 +156,9 @@ class Pool:
 
     def _collect(self):
         while self._returned:
-            pages = self._returned.popleft()
+            pages, unreached = self._returned.popleft()
             self._used -= len(pages)
+            self.unreached -= unreached
             for page in pages:
                 heapq.heappush(self._warm, page)
         if self._mapping is not None and len(self._warm) > self._keep:

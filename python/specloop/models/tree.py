@@ -21,13 +21,12 @@ class Tree:
     def __init__(self, cache, chain, parents):
         start, pool = cache.length, cache.pool
         self._to, self._first = paths_to(parents), start // PAGE
-        leaves = sorted(set(range(len(parents))) - set(parents)) or [None]
-        ends = [start + chain + (0 if leaf is None else len(self._to[leaf])) for leaf in leaves]
-        counts = [-(-end // PAGE) - self._first for end in ends]
-        self.spare = pool.take(sum(counts[1:]))
+        leaves = leaves_of(parents)
+        counts = further_pages(start, chain, parents)
+        self.spare = pool.take(sum(counts))
         self.ways = [[i for i, leaf in enumerate(leaves) if node in self._to[leaf]] for node in range(len(parents))]
         self.pages, at = [cache.pages], 0
-        for count in counts[1:]:
+        for count in counts:
             self.pages.append(cache.pages[: self._first] + self.spare[at : at + count])
             at += count
         self.tables = [cache.table, *(cache.table_of(pages) for pages in self.pages[1:])]
@@ -53,3 +52,13 @@ class Tree:
         replaced = own[self._first : self._first + len(taken)]
         self.spare = [page for page in self.spare if page not in taken] + replaced
         return own[: self._first] + taken + own[self._first + len(taken) :], True
+
+
+def leaves_of(parents):
+    return sorted(set(range(len(parents))) - set(parents))
+
+
+def further_pages(start, chain, parents):
+    """How many pages each path but the first takes, for a tree behind ``chain`` ids from position ``start`` on."""
+    to = paths_to(parents)
+    return [-(-(start + chain + len(to[leaf])) // PAGE) - start // PAGE for leaf in leaves_of(parents)[1:]]
