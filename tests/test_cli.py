@@ -214,7 +214,7 @@ def test_closed_stdin_and_stdout(closed):
 def test_info(command):
     code, out, _ = command("info", "--json")
     report = json.loads(out)
-    assert code == 0 and len(report["row_costs_ms"]) == 9 and "reference" in report["backends"]
+    assert code == 0 and len(report["row_costs_ms"]) == 16 and "reference" in report["backends"]
     code, out, _ = command("info")
     assert code == 0 and "ms per rows" in out and "backend reference" in out
 

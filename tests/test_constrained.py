@@ -336,7 +336,8 @@ def test_log_probabilities_are_those_of_plain_decoding(name, kind):
         row = torch.tensor(processed(repeating().logits(before), before, len(PROMPT), [END], **options))
         logs = torch.log_softmax(row.double(), 0)
         assert own == pytest.approx(float(logs[ids[n]]), abs=1e-5) and top[0][0] == ids[n]
-        assert [value for _, value in top] == pytest.approx(logs.topk(3).values.tolist(), abs=1e-5)
+        best = [value for value in logs.topk(3).values.tolist() if value > -math.inf]
+        assert [value for _, value in top] == pytest.approx(best, abs=1e-5)
     for k in (1, 3, 8):
         found = scored(kind, k)
         assert found.ids == plain.ids and len(found.logprobs) == len(ids)
