@@ -1,4 +1,4 @@
-"""Trees of drafts in one pass: each node's row is that of its path decoded alone, bit for bit, and so is what follows."""
+"""Trees of drafts in one pass: a node's row is that of its path decoded alone, bit for bit, and so is what follows."""
 
 import random
 
@@ -126,7 +126,7 @@ def test_the_end_of_the_cache():
     cache.accept([0, 1, 2])
     assert cache.length == cache.capacity
     cache.truncate(PAGE)
-    with pytest.raises(ValueError, match="paths of at most 4 .room in the cache., got 5"):
+    with pytest.raises(ValueError, match=r"paths of at most 4 \(room in the cache\), got 5"):
         model.forward_parts([Part(cache, [*ids, 3], 7, [*parents, 2])])
 
 

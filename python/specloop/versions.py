@@ -51,11 +51,11 @@ class Version:
 class Place:
     """Where the version in use is. ``lock`` is held in every pass: a model's scratch memory serves one at a time.
 
-    ``account`` (optional, pressure.py) is asked before a cache is made, and serves failed allocations.
+    ``account`` (pressure.py; None if there is none) is asked before a cache is made, and serves failed allocations.
     """
 
     def __init__(self):
-        self.account = None
+        self._account = lambda: None
         self.lock = Turns()
         self.version: Version | None = None
         self.generation = 0  # how often it was exchanged
@@ -63,7 +63,8 @@ class Place:
 
     def room(self, capacity) -> int:
         """How many more requests of so many ids have room for their caches. From any thread."""
-        return sys.maxsize if self.account is None else self.account.room(capacity)
+        account = self.account
+        return sys.maxsize if account is None else account.room(capacity)
 
     def seat(self, capacity) -> Seat:
         seat = Seat(self, capacity)
@@ -88,6 +89,14 @@ class Place:
         before, self.version = self.version, version
         self.generation += 1
         return before
+
+    @property
+    def account(self):
+        return self._account()
+
+    @account.setter
+    def account(self, account):
+        self._account = weakref.ref(account)  # which has this place
 
     @property
     def eos_ids(self):
@@ -186,8 +195,9 @@ class Seat:
         self.eos_ids = model.eos_ids
         if self._cache is None:
             capacity = self.capacity
-            if self._place.account is not None:
-                self._place.account.expect(self, model, capacity)
+            account = self._place.account
+            if account is not None:
+                account.expect(self, model, capacity)
             self._cache = model.new_cache(capacity)
         return self._cache
 
