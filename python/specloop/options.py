@@ -317,6 +317,8 @@ ALIASES = {  # of Hugging Face's, OpenAI's and vLLM's names
 def resolve_aliases(options: dict) -> dict:
     """The same options with the names that others have for them replaced by ours."""
     options = dict(options)
+    if options.pop("draft_temperature", None) is not None:
+        raise OptionError("draft_temperature: there is none, drafts are drawn at the request's own temperature")
     if options.pop("assistant_confidence_threshold", None) is not None:
         raise OptionError("assistant_confidence_threshold: a lookup draft has no confidence to compare it with")
     if options.get("prompt_lookup_num_tokens") is not None and options.get("num_assistant_tokens") is not None:
