@@ -2,7 +2,8 @@
 
 import math
 
-from scripted import Scripted, ScriptedCache, argmax
+from scripted import argmax
+from specloop.drafts.base import Proposal
 
 
 def processed(row, ids, prompt_tokens, eos_ids=(), **options):
@@ -39,36 +40,6 @@ def plainly(model, prompt, tokens, **options):
     return ids[len(prompt) :]
 
 
-class TreeScripted(Scripted):
-    """Takes trees, node by node; what was accepted is fed again."""
-
-    def new_cache(self, capacity):
-        self.caches.append(TreeCache(capacity))
-        return self.caches[-1]
-
-    def forward_parts(self, parts):
-        import torch
-
-        rows = []
-        for cache, tokens, last, parents in parts:
-            if parents is None:
-                rows.append(self.forward(tokens, cache, last=last))
-                continue
-            known = len(tokens) - len(parents)
-            rows.append(self.forward(tokens[:known], cache, last=1))
-            before, paths = list(cache.ids), {-1: []}
-            for node, parent in enumerate(parents):
-                paths[node] = [*paths[parent], tokens[known + node]]
-                rows.append(torch.tensor([self.logits(before + paths[node])], dtype=torch.float32))
-            self.passes[-1] += len(parents)
-        return torch.cat(rows)
-
-
-class TreeCache(ScriptedCache):
-    def accept(self, path):
-        """Nothing is kept."""
-
-
 class TreeDraft:
     """A tree of the same shape in every round: node j is ``following(ids on the way, j)``; siblings differ."""
 
@@ -87,8 +58,6 @@ class TreeDraft:
         return 0, len(self.parents)
 
     def propose(self, k):
-        from specloop.drafts.base import Proposal
-
         paths, depth, tokens, taken, links, node_of = {-1: []}, {-1: 0}, [], {}, [], {-1: -1}
         for j, parent in enumerate(self.parents):
             depth[j] = depth[parent] + 1

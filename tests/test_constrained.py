@@ -11,7 +11,7 @@ import random
 import pytest
 import torch
 
-from naive_rows import TreeDraft, TreeScripted, plainly, processed
+from naive_rows import TreeDraft, plainly, processed
 from scripted import FunctionDraft, Scripted, argmax, request_for, scripted
 from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
@@ -50,7 +50,7 @@ def taste(*context):
 
 def repeating(seed=0):
     """A model whose taste changes every 16 ids; meanwhile it repeats itself, in texts that a nudge changes."""
-    return TreeScripted(lambda ids: taste(seed, len(ids) // 16, ids[-1], ids[-2] % 2), V, eos_ids=[END])
+    return Scripted(lambda ids: taste(seed, len(ids) // 16, ids[-1], ids[-2] % 2), V, eos_ids=[END])
 
 
 def made(options, prompt=PROMPT):

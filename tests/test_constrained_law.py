@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from laws import DRAFT, Branches
-from naive_rows import TreeDraft, TreeScripted, processed
-from scripted import FunctionDraft, law, request_for
+from naive_rows import TreeDraft, processed
+from scripted import FunctionDraft, Scripted, law, request_for
 from specdec_kernels import use_backend
 from specloop.decode import decode
 from specloop.drafts.base import Proposal
@@ -96,7 +96,7 @@ def found(name, shape, temperature=1.0, kind=Processor):
     rule, k, form = SHAPES[shape]
 
     def text(branches):
-        model = TreeScripted(logits_after, V)
+        model = Scripted(logits_after, V)
         if form == "drawn":
             draft = Drawn(branches, temperature)
         else:
