@@ -12,6 +12,7 @@ import specloop.pair
 from scripted import Scripted, ToyTokenizer
 from specloop import cli, cli_options
 from specloop.pair import Pair
+from versions import parts
 
 PIECES = ["", "foo", " bar", "END", "a", "b", " ", "🙂"]
 
@@ -90,8 +91,23 @@ def test_a_flag_changes_what_it_says(report, option, given, without):
     assert (text, counts) != (plain, few)
 
 
+def test_a_tree_of_drafts(monkeypatch, capsys, tmp_path):
+    (tmp_path / "draft.gguf").write_bytes(b"GGUF")
+    opened = lambda name, progress, **_: parts(1)()
+
+    def report(*arguments):
+        monkeypatch.setattr(specloop.pair, "load", lambda _, draft, **__: Pair(parts(0), draft=draft, opened=opened))
+        base = ["generate", "ab", "--json", "--max-new-tokens", "12", "--k", "2"]
+        assert cli.run([*base, "--draft", str(tmp_path / "draft.gguf"), *arguments]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    chains, trees = report(), report("--tree", "6")
+    assert chains["tokens"] == trees["tokens"] and trees["settings"]["tree"] == 6
+    assert max(chains["speculation"]["k_history"]) == 2 < max(trees["speculation"]["k_history"])
+
+
 def test_these_are_all_flags():
-    tested = {flag[0] for flag in FLAGS} | {"chat", "tree"}  # need a chat template, and a draft model
+    tested = {flag[0] for flag in FLAGS} | {"tree", "chat"}  # the latter: test_generate_api.py
     assert tested == set(cli_options.REQUEST)
 
 
