@@ -342,3 +342,15 @@ def test_i9_the_examples_run(number, request, capsys):
         request.getfixturevalue("smollm2")
     exec(compile(example, f"README, example {number}", "exec"), {})
     assert capsys.readouterr().out.strip()
+
+
+def test_a_lossy_text_says_so(monkeypatch):
+    pair = pair_on("scripted")
+    with drafting(lambda: KINDS["flaky"]("scripted", pair.model.vocab_size), monkeypatch):
+        result = pair.generate(list(PROMPTS[1]), max_new_tokens=21, k=3, rule="threshold", theta=0.4, theta_window=9)
+    said = result.as_dict()["speculation"]
+    assert (said["threshold"]["start"], said["threshold"]["window"], said["threshold"]["set_point"]) == (0.4, 9, 0.98)
+    assert len(said["threshold"]["path"]) == said["rounds"] and said["theta"] > 0
+    assert said["threshold"]["agreement"] == 1.0 and said["threshold"]["mean_gap"] == 0.0  # too short to lend
+    assert "lossy: 0 tokens lent" in summary(result) and "agreement with greedy decoding 1.0000" in summary(result)
+    assert pair.generate([1], max_new_tokens=3).as_dict()["speculation"]["threshold"] is None

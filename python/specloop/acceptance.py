@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from specdec_kernels import verify, verify_tree
+from specdec_kernels import sample, verify, verify_tree
 
 from .threshold import lend
 
@@ -70,8 +70,9 @@ def judge(logits, crew: Sequence, proposals: Sequence) -> list[Verdict]:
             part = lambda rows, *rest, request=request: _judge_part(rows, request, *rest)
             lend(request.threshold, rows, proposal, verdict, part)
         if request.top_logprobs or request.threshold is not None:
-            at = [start + node for node in _rows_of(verdict, proposal)]
-            _look_closer(logits[at], request, verdict)
+            at = _rows_of(verdict, proposal)
+            chain = slice(start, start + len(at))  # which needs no copy
+            _look_closer(logits[[start + row for row in at] if proposal.parents else chain], request, verdict)
     return verdicts
 
 
@@ -192,15 +193,16 @@ def _look_closer(rows, request, verdict):
     """The likeliest ids of the rows, and how the tokens compare with them."""
     if not len(rows):
         return
-    logs = torch.log_softmax(rows.float(), -1)
     if request.top_logprobs:
+        logs = torch.log_softmax(rows.float(), -1)
         best = logs.topk(min(request.top_logprobs, logs.shape[1]), -1)
         verdict.top = [
             [(token, value) for token, value in zip(ids, values, strict=True) if value > -math.inf]
             for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
         ]
     if request.threshold is not None:
-        tokens = torch.tensor(verdict.tokens, device=logs.device)
-        argmax = logs.argmax(-1)
+        tokens = torch.tensor(verdict.tokens, device=rows.device)
+        argmax = sample(rows, temperature=0.0)  # which is quicker than torch's
         verdict.agreed = (argmax == tokens).tolist()
-        verdict.gaps = (logs.gather(1, argmax[:, None]) - logs.gather(1, tokens[:, None]))[:, 0].tolist()
+        both = rows.gather(1, torch.stack([argmax, tokens], 1))
+        verdict.gaps = (both[:, 0] - both[:, 1]).tolist()  # the softmax cancels out

@@ -229,8 +229,9 @@ def summary(result) -> str:
         )
     if s.threshold is not None:
         lines.append(
-            f"lossy: theta {s.threshold.start:.3f} to {s.threshold.theta:.3f}, agreement with the target "
-            f"{_number(s.threshold.agreement)}, mean log-probability gap {_number(s.threshold.mean_gap)}"
+            f"lossy: {s.threshold.lent} tokens lent, theta {s.threshold.start:.3f} to {s.threshold.theta:.3f}; "
+            f"agreement with greedy decoding {_number(s.threshold.agreement, 4)}, mean log-probability gap "
+            f"{_number(s.threshold.mean_gap, 4)}"
         )
     if s.fault_count:
         last = s.events[-1]
@@ -255,8 +256,8 @@ def summary(result) -> str:
     return "\n".join(lines)
 
 
-def _number(value) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _number(value, digits=2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _stdin():

@@ -232,7 +232,7 @@ class Speculation(Counts):
 
 
 def _lossy(threshold) -> dict:
-    """What the text is worth that a threshold let through; ``path``: theta per round."""
+    """How far a text that a threshold let through is from the target's; ``path``: theta per round, ``lent``: tokens."""
     return {
         "start": threshold.start,
         "window": threshold.window,
@@ -240,6 +240,7 @@ def _lossy(threshold) -> dict:
         "path": list(threshold.path),
         "agreement": threshold.agreement,
         "mean_gap": threshold.mean_gap,
+        "lent": threshold.lent,
     }
 
 
