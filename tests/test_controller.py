@@ -1,17 +1,31 @@
 """How K follows cost and acceptance. Costs are given, so every figure here is exact."""
 
 import itertools
+import json
 import random
 import time
 
 import pytest
 import torch
 
-from scripted import FunctionDraft, anti, oracle, request_for, scripted
-from specloop.controller import FIRST_PAUSE, LONGEST_PAUSE, PROBE, STREAK, Auto, Fixed, plan, worth_drafting
+import specloop.pair
+from scripted import FunctionDraft, ToyTokenizer, anti, oracle, request_for, scripted
+from specloop import cli
+from specloop.controller import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    PROBE,
+    STREAK,
+    Auto,
+    Fixed,
+    plan,
+    worth_drafting,
+    worth_loading,
+)
 from specloop.costs import CostCurve, measure_costs
 from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
+from specloop.pair import Pair
 
 CHEAP = [1.0, 1.06, 1.12, 1.18, 1.25, 1.4, 1.5, 1.6, 1.7]  # reads every weight once per pass
 BLAS = [1.0, 1.9, 1.9, 1.9, 1.9, 1.95, 1.95, 2.0, 2.0]  # the second row costs as much as the first
@@ -321,6 +335,41 @@ def test_short_answers_are_not_worth_a_draft():
     assert not any(worth_drafting(n, [0.01 * c for c in LINEAR]) for n in range(100))
     assert not any(worth_drafting(n, costs, draft_cost=0.02) for n in range(100))
     assert [worth_drafting(n, BLAS) for n in (2, 3, 100)] == [False, True, True]  # two drafts, but not one
+
+
+def test_a_draft_model_is_not_loaded_for_a_few_tokens():
+    assert [worth_loading(n) for n in (1, 5, 10)] == [False] * 3 and worth_loading(40) and worth_loading(128)
+
+
+@pytest.mark.parametrize("tokens, more, draft", [("4", (), "none"), ("64", (), "model"), ("4", ("--k", "2"), "model")])
+def test_the_command_line_loads_it_only_where_it_can_pay(monkeypatch, tmp_path, capsys, tokens, more, draft):
+    path, seen = tmp_path / "draft.gguf", []
+    path.touch()
+
+    def load(target, draft="auto", **options):
+        seen.append("model" if draft == str(path) else draft)
+        model = scripted(lambda prefix: len(prefix) % 3, 4)
+        return Pair(lambda: (model, ToyTokenizer("abcd"), None), draft="none")
+
+    monkeypatch.setattr(specloop.pair, "load", load)
+    code = cli.run(["generate", "ab", "--draft", str(path), "--max-new-tokens", tokens, "--json", *more])
+    assert seen == [draft]
+    if draft == "none":
+        reason = json.loads(capsys.readouterr().out)["speculation"]["off_reason"]
+        assert code == 0 and reason == "the draft was not loaded: at most 4 tokens do not win back the time"
+
+
+def test_a_model_and_a_lookup_have_counters_of_their_own():
+    """As in a chain of both: strength 0 is the model's."""
+    auto = Auto(CHEAP, draft_cost=0.2)
+    for _ in range(60):
+        for outlook, good in (((0, 8), False), ((3, 8), True)):
+            k = auto.choose(outlook)
+            auto.observe(outlook, k, k if good else 0)
+    auto.skipped = 0
+    assert auto.choose((3, 8)) == 8 and auto.choose((0, 8)) == 0
+    dear = Auto(CHEAP, draft_cost=2.0)  # the lookup costs nothing
+    assert dear.choose((9, 8)) > 0 and dear.choose((0, 8)) == 0
 
 
 def test_worth_drafting_is_the_best_of_all_ways():

@@ -74,11 +74,15 @@ def generate(
 ):
     """Continue or answer a prompt."""
     options = flags.request_options(locals())
+    from .controller import worth_loading
     from .live import View
-    from .options import check_request
+    from .options import check_request, is_model
 
     check_request(**options, loaded=options["draft"])  # before seconds go into loading
     text = _stdin() if prompt == "-" else prompt
+    spared = is_model(options["draft"]) and k == "auto" and not require_draft and not worth_loading(max_new_tokens)
+    if spared:
+        options |= {"draft": "none", "tree": None}
     loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
     loading["require_draft"] = require_draft
     pair = _load(model, options["draft"], memory_budget=flags.bytes_of(memory_budget), **loading)
@@ -88,6 +92,9 @@ def generate(
         for event in stream:
             view.write(event.text)
     result = stream.result
+    if spared:
+        why = f"the draft was not loaded: at most {max_new_tokens} tokens do not win back the time"
+        result.stats.speculation.off_reason = why
     if as_json:
         print(json.dumps(result.as_dict()))
     else:

@@ -7,8 +7,9 @@ argmax of the ratio over *all* n: the cost has steps (a kernel that runs out of 
 gets stuck. One request is the case B = 1.
 
 r_j is counted per *strength* s + j, s being the draft's own outlook (see drafts/base.py). A lookup that matched s ids
-and sees j guesses accepted is a lookup that matched s + j ids: one row of counters serves all positions, long matches
-do not pay for short ones, and a draft without strengths gets plain counters per position.
+and sees j guesses accepted is a lookup that matched s + j ids: one row of counters serves all positions, and long
+matches do not pay for short ones. A draft without strengths, a model, has plain counters per position: strength 0 is
+its row, and the only one whose drafts cost time.
 
 The decision uses only what is known before the tokens are drawn, so the output's law does not change. With costs given
 it is also a function of the committed ids alone. Text that was drawn (temperature > 0) depends on K, so a request whose
@@ -122,8 +123,8 @@ class Auto:
     """The K of one request.
 
     ``costs``: a :class:`~specloop.costs.CostCurve`, shared by all requests of a model, or seconds of a pass over 1, 2,
-    ... rows, which then stay as they are. ``draft_cost``: seconds per draft. ``steady``: see above. ``timeout``: see
-    :class:`TimeLimit`.
+    ... rows, which then stay as they are. ``draft_cost``: seconds per draft without strength. ``steady``: see above.
+    ``timeout``: see :class:`TimeLimit`.
     """
 
     def __init__(self, costs: Sequence[float], draft_cost: float = 0.0, *, steady=False, timeout: float | None = None):
@@ -132,7 +133,7 @@ class Auto:
         self.draft_cost = draft_cost / self.live.measured[0]  # in passes over one row
         self.steady = steady
         self.time = TimeLimit(timeout, self.live)
-        self.counters = [Counter() for _ in range(CELLS)]
+        self.counters = [Counter() for _ in range(2 * CELLS)]  # by strength; by position where there is none
         self.pause = FIRST_PAUSE
         self.skipped = 0  # rounds in which drafting did not pay, since the last probe
         self.probing = False
@@ -152,11 +153,16 @@ class Auto:
         """
         strength, limit = outlook
         reach, rate, chances = 1.0, 0.0, []
-        for at in range(strength, strength + limit):
-            rate = self.counters[cell(at)].rate(max(prior(at), rate))
+        for j in range(limit):
+            belief = prior(strength + j) if strength or not j else 0.0
+            rate = self.counter(strength, j).rate(max(belief, rate))
             reach *= rate
             chances.append(reach)
         return chances
+
+    def counter(self, strength: int, j: int) -> Counter:
+        """Of draft ``j`` of a proposal of that strength."""
+        return self.counters[cell(strength + j) if strength else CELLS + cell(j)]
 
     def settle(self, outlook: tuple[int, int], k: int, speed: float) -> int:
         """What becomes of the planned K (0 = it does not pay), ``speed`` being expected of it, plain decoding 1."""
@@ -181,7 +187,7 @@ class Auto:
             return
         strength = outlook[0]
         for j in range(proposed):
-            counter = self.counters[cell(strength + j)]
+            counter = self.counter(strength, j)
             if j <= accepted:
                 counter.observe(j < accepted)
             else:
@@ -232,7 +238,8 @@ def _share(crew, requests, given):
     best, best_n, expected, drafting = 0.0, 0, float(requests), 0.0
     for n, (a, i) in enumerate(drafts, 1):
         expected -= a
-        drafting += crew[i][0].draft_cost * unit
+        auto, (strength, _) = crew[i]
+        drafting += 0.0 if strength else auto.draft_cost * unit
         speed = expected / (costs.seconds(rows + n) + drafting)
         if speed > best:
             best, best_n = speed, n
@@ -266,3 +273,10 @@ def worth_drafting(max_new_tokens: int, costs: Sequence[float], draft_cost: floa
         return False
     plain, drafted = max_new_tokens * costs.seconds(1), times[shown] * max_new_tokens / shown + start
     return plain >= MIN_SPEEDUP * drafted
+
+
+def worth_loading(max_new_tokens: int) -> bool:
+    """Whether a draft model can be expected to win back the time that it takes to load, said before anything is known
+    of the machine: about 0.1 s, with passes of 10 ms and a draft of a tenth of the target.
+    """
+    return worth_drafting(max_new_tokens, [0.01 + 0.0006 * n for n in range(K_MAX + 1)], 0.001, start=0.1)

@@ -90,8 +90,8 @@ def _round(target, crew, lock, moved):
         wanted = plan([request.controller for request in crew], outlooks)
         proposals = [request.draft.propose(k) for request, k in zip(crew, wanted, strict=True)]
         parts = [_part(request, proposal) for request, proposal in zip(crew, proposals, strict=True)]
-        started = time.perf_counter()
         with lock:
+            started = time.perf_counter()
             if moved():
                 return
             verdicts = judge(forward_parts(target, parts), crew, proposals)
