@@ -3,8 +3,8 @@
 In a round the target sees ``ids`` (committed) and drafts behind them at once. Row i is what follows the ids and the
 drafts *on the way to row i*, no more and no less: row 0 follows the ids, the row of a draft follows all drafts from the
 first (or from the root of a tree) down to that one. Plain decoding is the case of one row. So a text does not depend on
-how many drafts a round had, as long as everything here is a function of those ids alone; nothing is carried from round
-to round, and what was refused leaves no trace.
+how many drafts a round had, as long as everything here is a function of those ids alone: what was refused leaves no
+trace.
 
 In this order (that of transformers, where it has them), every step on every row:
 
@@ -19,7 +19,6 @@ In this order (that of transformers, where it has them), every step on every row
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from numbers import Integral
 
@@ -103,34 +102,62 @@ class Bias:
 
 
 class Penalties:
-    """Repetition, presence and frequency. The counts are taken anew in every round: from the ids, not from a memory."""
+    """Repetition, presence and frequency.
+
+    What was counted of the ids is kept, as they only grow; where they are others than before, it is counted anew.
+    """
 
     def __init__(self, prompt_tokens: int, repetition: float = 1.0, presence: float = 0.0, frequency: float = 0.0):
         self.prompt_tokens = prompt_tokens
         self.repetition, self.presence, self.frequency = repetition, presence, frequency
+        self._forget()
+
+    def _forget(self) -> None:
+        self._ids: list[int] = []  # counted so far
+        self._place: dict[int, int] = {}  # of the ids that matter, in the next two
+        self._tokens = torch.empty(0, dtype=torch.int64)
+        self._count = torch.empty(0)  # how often each is in the answer
+
+    def _follow(self, ids: Sequence[int]) -> None:
+        known = len(self._ids)
+        if ids[:known] != self._ids:
+            self._forget()
+            known = 0
+        self._ids += ids[known:]
+        answer = ids[max(known, self.prompt_tokens) :]
+        self._tokens, self._count, self._place = self._with(ids[known:] if self.repetition != 1.0 else answer)
+        self._count.index_add_(
+            0, torch.tensor([self._place[token] for token in answer], dtype=torch.int64), torch.ones(len(answer))
+        )
+
+    def _with(self, tokens):
+        """The same with columns for these ids, too."""
+        place, new = self._place, [token for token in dict.fromkeys(tokens) if token not in self._place]
+        if not new:
+            return self._tokens, self._count, place
+        place = place | {token: at for at, token in enumerate(new, len(place))}
+        return torch.cat([self._tokens, torch.tensor(new)]), torch.cat([self._count, torch.zeros(len(new))]), place
 
     def __call__(self, rows: Rows) -> None:
-        answer = Counter(rows.ids[self.prompt_tokens :])
-        seen = dict.fromkeys(rows.ids) if self.repetition != 1.0 else dict.fromkeys(answer)
-        columns = list(seen | dict.fromkeys(rows.tokens))
-        place = {token: at for at, token in enumerate(columns)}
-        device, shape = rows.logits.device, (len(rows.paths), len(columns))
-        drafted = torch.zeros(shape)
-        for row, path in enumerate(rows.paths):
-            for token in path:
-                drafted[row, place[token]] += 1
-        drafted = drafted.to(device)
-        index = rows.index(columns)
-        logits = rows.logits.index_select(1, index)
+        self._follow(rows.ids)
+        seen = len(self._tokens)
+        tokens, count, place = self._with(rows.tokens)
+        drafted = torch.zeros(len(rows.paths), len(tokens))
+        at = [(row, place[token]) for row, path in enumerate(rows.paths) for token in path]
+        if at:
+            drafted.index_put_(tuple(torch.tensor(at).T), torch.ones(len(at)), accumulate=True)
+        device = rows.logits.device
+        tokens, count, drafted = tokens.to(device), count.to(device), drafted.to(device)
+        logits = rows.logits.index_select(1, tokens)
         if self.repetition != 1.0:
             occurs = drafted > 0
-            occurs[:, : len(seen)] = True
+            occurs[:, :seen] = True
             penalised = torch.where(logits > 0, logits / self.repetition, logits * self.repetition)
             logits = torch.where(occurs, penalised, logits)
         if self.presence or self.frequency:
-            count = drafted + torch.tensor([float(answer[token]) for token in columns], device=device)
+            count = drafted + count
             logits = logits - (count * self.frequency + (count > 0) * self.presence)
-        rows.logits.index_copy_(1, index, logits)
+        rows.logits.index_copy_(1, tokens, logits)
 
 
 def spellings(words: Iterable[str | tuple[int, ...]], tokenizer) -> list[tuple[int, ...]]:
