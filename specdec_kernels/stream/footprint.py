@@ -22,7 +22,7 @@ class Footprint(NamedTuple):
 
 def footprint(pid="self"):
     """The Footprint of a process, this one or ``pid``. Raises OSError where the system has no /proc."""
-    kilobytes = {}
+    kilobytes = dict.fromkeys(("RssAnon", "RssShmem", "RssFile"), 0)  # a thread of the kernel has none
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.startswith("Rss"):

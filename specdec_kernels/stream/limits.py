@@ -11,6 +11,7 @@ import os
 import re
 from typing import NamedTuple
 
+from . import checks
 from .errors import BudgetError
 from .files import show
 
@@ -61,6 +62,7 @@ class Memory(NamedTuple):
 
 def memory_limit(root="/"):
     """The most this process may ever use: the machine's memory or the smallest limit of a control group above it."""
+    root = checks.path("root", root)
     total = _machine(root, "MemTotal", "SC_PHYS_PAGES")
     return min([total, *(Memory(group.limit, group.file) for group in _groups(root))])
 
@@ -69,6 +71,7 @@ def available_memory(root="/"):
     """What this process can still take without pushing anybody out: the least of what the machine has available and
     what each control group above has left. File pages that a group has not used lately count as free.
     """
+    root = checks.path("root", root)
     available = _machine(root, "MemAvailable", "SC_AVPHYS_PAGES")
     left = (Memory(max(0, group.limit - group.used()), f"what is left of {group.file}") for group in _groups(root))
     return min([available, *left])

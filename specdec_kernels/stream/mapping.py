@@ -6,13 +6,15 @@ from collections.abc import Mapping
 import torch
 
 from .. import native
+from . import checks
 from .errors import StreamError
+from .pack import Pack
 
 
 def map_pack(pack):
     """Maps the pack's file: a :class:`MappedPack`. Raises StreamError where mapping is not possible or not safe; read
     the blocks into memory then."""
-    return MappedPack(pack)
+    return MappedPack(checks.kind("pack", pack, Pack))
 
 
 class MappedPack(Mapping):
@@ -52,11 +54,11 @@ class MappedPack(Mapping):
 
     def memory(self, index):
         """All bytes of a block (uint8), as ``Pack.check_block`` takes them."""
-        return self._memory[index]
+        return self._memory[checks.index("index", index, len(self))]
 
     def load(self, index):
         """Brings a block into memory ahead of its first use; other Python threads go on meanwhile."""
-        place = self.pack.blocks[index].ranges[0]
+        place = self.pack.blocks[checks.index("index", index, len(self))].ranges[0]
         self._mapping.load(place.offset, place.nbytes)
 
     def __getitem__(self, index):

@@ -5,6 +5,7 @@ import itertools
 import torch
 
 from ..int8_weight import Int8Weight
+from ..validate import output, tensor
 
 
 class MemoryRows:
@@ -16,9 +17,11 @@ class MemoryRows:
 
     def write(self, ids, out):
         """out[i] = row ids[i] in f32."""
-        if len(self._parts) == 1:
+        if len(self._parts) == 1 and isinstance(self._parts[0], Int8Weight):  # which checks the same
             _rows(self._parts[0], ids, out)
             return
+        tensor("ids", ids, (torch.int64,), ndim=1)
+        output("out", out, torch.float32, (ids.shape[0], self._parts[0].shape[1]), out.device)
         numbers, n = ids.tolist(), self._starts[-1]
         wrong = [i for i in numbers if not 0 <= i < n]
         if wrong:

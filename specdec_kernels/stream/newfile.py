@@ -11,6 +11,8 @@ import os
 import secrets
 import stat
 
+from . import checks
+
 try:
     import fcntl
 except ImportError:  # Windows
@@ -22,7 +24,7 @@ _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 class NewFile:
     def __init__(self, path):
         # A link is not replaced by the file that it leads to.
-        self.path = os.path.realpath(os.fspath(path))
+        self.path = os.path.realpath(checks.path("path", path))
         self._folder, self._base = os.path.split(self.path)
         self._name = None  # the temporary name, if there is one
         self._mode = None  # of the file that is replaced

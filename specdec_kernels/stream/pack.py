@@ -10,7 +10,8 @@ import zlib
 
 import torch
 
-from .buffers import view_of
+from ..validate import tensor
+from . import checks
 from .errors import StreamError
 from .files import PackFile
 from .folder import blocks_of_files
@@ -51,7 +52,7 @@ class Pack:
         """
         if isinstance(source, Pack):
             return source
-        file = PackFile(source)
+        file = PackFile(checks.source("source", source))
         try:
             pack = cls([file], *parse_manifest(*header_of(file), file.path, file.size))
             file.check_unchanged()
@@ -69,7 +70,7 @@ class Pack:
             same columns and are stacked by rows. Values stay as they are stored.
         config, matrices, order : as of a pack; ``order`` is None for all blocks
         """
-        files, blocks, order, matrices = blocks_of_files(source, layout, order, matrices or {})
+        files, blocks, order, matrices = blocks_of_files(source, layout, order, {} if matrices is None else matrices)
         return cls(files, config, blocks, order, matrices)
 
     def check_unchanged(self):
@@ -79,10 +80,11 @@ class Pack:
 
     def check_block(self, index, memory):
         """Raises StreamError if the block that was read into ``memory`` (a CPU tensor or buffer) is damaged."""
-        block = self.blocks[index]
+        block = self._block(index)
+        view = checks.memory(memory, block.nbytes, writable=False)
         if block.crc32 is None:
             return
-        found = zlib.crc32(view_of(memory)[: block.nbytes])
+        found = zlib.crc32(view[: block.nbytes])
         if found != block.crc32:
             raise StreamError(
                 f"{self.path}: block {block.index} ({block.name}) is damaged: "
@@ -91,7 +93,8 @@ class Pack:
 
     def read_block(self, index, memory):
         """Reads a block through the page cache into ``memory`` (a uint8 CPU tensor or buffer) and returns its views."""
-        block, view = self.blocks[index], view_of(memory)
+        block = self._block(index)
+        view = checks.memory(memory, block.nbytes)
         for part in block.ranges:
             self.files[part.file].read_into(view[part.at : part.at + part.nbytes], part.offset)
         self.check_block(index, memory)
@@ -103,15 +106,18 @@ class Pack:
         matrix : a name in ``matrices``
         ids : int64 [r]; out : f32 [r, k] on any device, or None
         """
-        rows = self._rows.get(matrix)
+        rows = self._rows.get(checks.text("matrix", matrix))
         if rows is None:
             rows = self._rows[matrix] = Rows(matrix, self._parts(matrix), self._read)
         if out is None:
-            out = torch.empty(len(ids), rows.shape[1])
+            out = torch.empty(len(tensor("ids", ids, (torch.int64,), ndim=1)), rows.shape[1])
         count = rows.write(ids, out)
         with self._counting:
             self.row_bytes += count
         return out
+
+    def _block(self, index):
+        return self.blocks[checks.index("index", index, len(self.blocks))]
 
     def _parts(self, matrix):
         if matrix not in self.matrices:

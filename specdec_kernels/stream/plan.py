@@ -9,13 +9,13 @@ A slot has to hold the largest block that streams. Making the largest ones resid
 which can be worth more than it costs: the plan tries every number of them and keeps what reads the fewest bytes.
 """
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
 
+from . import checks
 from .errors import BudgetError
 from .limits import available_memory, memory_limit, parse_bytes
 from .pack import Pack
@@ -62,8 +62,12 @@ class Plan:
         compute_seconds : what a pass takes when nothing has to be read
         between : seconds from one pass to the next (drafting, sampling), in which the slots are filled already
         """
+        if isinstance(read_bandwidth, bool) or not isinstance(read_bandwidth, (int, float)):
+            raise TypeError(f"read_bandwidth: expected bytes per second, got {type(read_bandwidth).__name__}")
         if not read_bandwidth > 0:
             raise ValueError(f"read_bandwidth: expected bytes per second > 0, got {read_bandwidth}")
+        checks.seconds("compute_seconds", compute_seconds)
+        checks.seconds("between", between)
         ahead = min(self.slots_bytes, self.bytes_per_pass, read_bandwidth * between)
         reading = (self.bytes_per_pass - ahead) / read_bandwidth
         return reading + compute_seconds if self.slots == 1 else max(reading, compute_seconds)
@@ -112,10 +116,13 @@ def plan(pack, *, budget=None, device="cpu", reserved=None, slots=None, host_bud
 
     Raises BudgetError if a budget can't be kept; it names the smallest one that can, and what needs it.
     """
-    if not isinstance(pack, (str, bytes, os.PathLike, int)):
-        return _plan_pack(pack, budget, torch.device(device), reserved, slots, host_budget)
-    with Pack.open(pack) as opened:
-        return _plan_pack(opened, budget, torch.device(device), reserved, slots, host_budget)
+    device = checks.device("device", device)
+    if host_budget is not None:
+        parse_bytes(host_budget, "host_budget")
+    if hasattr(pack, "blocks"):
+        return _plan_pack(pack, budget, device, reserved, slots, host_budget)
+    with Pack.open(checks.source("pack", pack)) as opened:
+        return _plan_pack(opened, budget, device, reserved, slots, host_budget)
 
 
 def _plan_pack(pack, budget, device, reserved, slots, host_budget):

@@ -20,6 +20,7 @@ import weakref
 import torch
 
 from .. import native
+from . import checks
 from .batch import Piece
 from .errors import StreamError
 from .files import pread as read_at
@@ -62,8 +63,8 @@ class Reader:
         self._limit = None if limit is None else parse_bytes(limit, "limit")
         if piece is not None:
             _check_piece(piece)
-        self._pread, self._pid = pread, os.getpid()
-        self.files = tuple(files)
+        self._pread, self._pid = checks.function("pread", pread), os.getpid()
+        self.files = _files(files)
         self._descriptors = Descriptors(self.files)
         self._busy = {}  # batch -> the memory that may still be written to
         try:
@@ -327,6 +328,14 @@ def _count(name, value, most):
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         raise ValueError(f"{name}: expected an int from 1 to {most}, got {value!r}")
     return value
+
+
+def _files(files):
+    files = checks.items("files", files, "open files")
+    for file in files:
+        if not hasattr(file, "check_unchanged"):
+            raise TypeError(f"files: expected open files such as a Pack's, got {type(file).__name__} in it")
+    return files
 
 
 def _check_piece(size):

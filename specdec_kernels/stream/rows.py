@@ -25,6 +25,7 @@ class Rows:
         """out[i] = row ids[i] in f32; returns how many bytes were read."""
         native.not_recordable("rows were read from a file")
         tensor("ids", ids, (torch.int64,), ndim=1)
+        tensor("out", out, (torch.float32,))
         output("out", out, torch.float32, (ids.shape[0], self.shape[1]), out.device)
         numbers = ids.tolist()
         if numbers and not 0 <= min(numbers) <= max(numbers) < self.shape[0]:

@@ -8,8 +8,10 @@ import contextlib
 import errno
 import os
 
+from . import checks
 from .errors import StreamError
 from .limits import available_memory
+from .pack import Pack
 
 try:
     import fcntl
@@ -25,6 +27,7 @@ def seal(pack):
     ``Pack.open(fd)`` opens it, here or in a process that got it (``pass_fds``, ``send_fds``). Raises OSError if there
     is not enough memory, before any of it is used, and StreamError where there is no such thing as a memfd.
     """
+    checks.kind("pack", pack, Pack)
     if not hasattr(os, "memfd_create") or not hasattr(fcntl, "F_ADD_SEALS"):
         raise StreamError(f"{pack.path}: this system has no sealed memory files (memfd_create)")
     if len(pack.files) != 1:

@@ -3,6 +3,7 @@
 import json
 import os
 
+from . import checks
 from .errors import PackError
 from .files import PackFile, show
 from .safetensors import header_of, unique
@@ -73,8 +74,8 @@ def _paths(source):
     if isinstance(source, (list, tuple)):
         if not source:
             raise ValueError("source: expected a folder or one or more files, got an empty list")
-        return list(source), None
-    folder = os.fspath(source)
+        return [checks.path("source", path) for path in source], None
+    folder = checks.path("source", source)
     if not os.path.isdir(folder):
         return [folder], None
     index = os.path.join(folder, INDEX)

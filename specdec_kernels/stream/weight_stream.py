@@ -16,6 +16,10 @@ import time
 import warnings
 from typing import NamedTuple
 
+import torch
+
+from ..validate import tensor
+from . import checks
 from .errors import StreamError
 from .loads import Loads
 from .memory_rows import MemoryRows
@@ -69,8 +73,9 @@ class WeightStream:
     _closed = True  # until it is open
 
     def __init__(self, pack, plan, *, verify=True, progress=None, poison=False, no_pin=False, device=None, **reader):
+        checks.function("progress", progress)
         self._owned = not isinstance(pack, Pack)
-        self.pack, self.plan = Pack.open(pack), plan
+        self.pack, self.plan = Pack.open(checks.source("pack", pack)) if self._owned else pack, plan
         try:
             _check_plan(self.pack, plan)
         except BaseException:
@@ -136,12 +141,18 @@ class WeightStream:
         valid until the next one is asked for. Raises StreamError, also when the pass is over: its result is then not
         to be used.
         """
-        order = self.pack.order if order is None else tuple(order)
-        if order not in self._known:
+        order = self.pack.order if order is None else checks.items("order", order, "indexes of blocks")
+        if not self._is_known(order):
             for index in order:
                 if isinstance(index, bool) or not isinstance(index, int) or index not in self.plan.sizes:
                     raise ValueError(f"order: expected indexes of blocks that the plan has, got {index!r}")
         return self._pass(order)
+
+    def _is_known(self, order):
+        try:
+            return order in self._known
+        except TypeError:  # something in it is no index
+            return False
 
     def _pass(self, order):
         self._check_usable()
@@ -212,7 +223,8 @@ class WeightStream:
         """Writes the float32 rows ``ids`` (int64 [n]) of a logical matrix to ``out`` [n, k], the bits of ``Pack.rows``:
         from memory if all of the matrix is resident, else from the file."""
         self._check_usable()
-        if matrix not in self._rows:
+        tensor("out", out, (torch.float32,))
+        if checks.text("matrix", matrix) not in self._rows:
             self._rows[matrix] = self._memory_rows(matrix)
         (self._rows[matrix] or functools.partial(self.pack.rows, matrix))(ids, out)
 
@@ -229,6 +241,7 @@ class WeightStream:
     def drop_slots(self, count=1):
         """Frees up to ``count`` slots; one always stays. Returns the bytes."""
         self._check_usable()
+        checks.count("count", count)
         if self._slots is None:
             return 0
         freed = self._slots.drop(min(count, len(self._slots) - 1))
@@ -241,6 +254,7 @@ class WeightStream:
         Their memory is free when nobody has their tensors any more.
         """
         self._check_usable()
+        checks.count("count", count)
         if self._slots is None:
             return 0
         sizes = self.plan.sizes
@@ -257,6 +271,7 @@ class WeightStream:
 
         Returns the bytes freed; less than ``size`` if there was no more to free. A pass may be under way.
         """
+        checks.count("size", size)
         freed = 0
         while freed < size and self._slots is not None and len(self._slots) > 2:
             freed += self.drop_slots()

@@ -6,9 +6,11 @@ data is moved back in place. The file appears under its name when it is complete
 
 import json
 import zlib
+from collections.abc import Mapping
 
 from ..int8_weight import Int8Weight
 from ..validate import tensor
+from . import checks
 from .blocks import ALIGNMENT, PART_ALIGNMENT, up
 from .buffers import view_of
 from .files import show
@@ -41,8 +43,11 @@ class PackWriter:
     """
 
     def __init__(self, path, config=None, *, header_room=ROOM):
-        self._config = json.dumps(config, allow_nan=False)
-        self._data = up(8 + header_room + 2 * len(json.dumps(self._config)), ALIGNMENT)
+        try:
+            self._config = json.dumps(config, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise type(error)(f"config: expected what JSON can hold: {error}") from None
+        self._data = up(8 + checks.count("header_room", header_room) + 2 * len(json.dumps(self._config)), ALIGNMENT)
         self._tensors, self._blocks, self._order, self._matrices = {}, [], [], {}
         self._pads, self._size, self._crc, self._ok = 0, 0, 0, True
         self._file = NewFile(path)
@@ -73,10 +78,12 @@ class PackWriter:
 
     def matrix(self, name, parts):
         """Names a logical matrix: [(block name or index, part name), ...] from its first rows to its last."""
+        if not _is_text(name):
+            raise TypeError(f"name: expected a string, got {name!r}")
         numbers = {block["name"]: index for index, block in enumerate(self._blocks)}
         listed, columns = [], set()
-        for block, part in parts:
-            index = numbers.get(block, block)
+        for block, part in checks.pairs("parts", parts, "pairs of a block and a part's name"):
+            index = numbers.get(block) if isinstance(block, str) else block
             if not isinstance(index, int) or not 0 <= index < len(self._blocks):
                 raise ValueError(f"parts: expected names or indexes of blocks that were added, got {block!r}")
             shape = {p["name"]: p["shape"] for p in self._blocks[index]["parts"]}.get(part)
@@ -93,6 +100,8 @@ class PackWriter:
             raise ValueError(f"{self.path}: an earlier block is incomplete; begin the file anew")
         if not _is_text(name) or any(block["name"] == name for block in self._blocks):
             raise ValueError(f"name: expected a string that no block before had, got {name!r}")
+        if not isinstance(parts, Mapping):
+            raise TypeError(f"parts: expected a dict of names and weights, got {type(parts).__name__}")
         if not parts:
             raise ValueError("parts: expected one or more, got none")
         for part, value in parts.items():
