@@ -219,6 +219,12 @@ def test_info(command):
     assert code == 0 and "ms per rows" in out and "backend reference" in out
 
 
+def test_a_rule_that_is_none_lists_those_that_are(command):
+    code, out, err = command("generate", "a", "--rule", "loseless")
+    assert code == 2 and out == "" and not command.loaded
+    assert err == "specloop: rule: expected one of lossless, block, threshold, got 'loseless'\n"
+
+
 def test_bench(command):
     code, out, err = command("bench", "--prompts", "1", "--max-new-tokens", "12", "--json", "--k", "2")
     assert err == ""

@@ -230,6 +230,8 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config: expected none"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a number"),
+        ({"rms_norm_eps": 1e300}, "rms_eps from 0 to 1, got"),
+        ({"rope_theta": 1e300}, "rope_theta from 1 to"),
         ({"rope_theta": 0}, "rope_theta: expected at least 1"),
         ({"rope_theta": 1e400}, "rope_theta: expected a number"),
         ({"rope_scaling": []}, "rope_scaling: expected an object"),

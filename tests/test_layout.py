@@ -30,9 +30,11 @@ def name_of_part(block, part, name):
     [
         (model(vocab=250), "matrix 'head': expected 250 rows, got 203"),
         (model(vocab=100), "matrix 'head': expected 100 rows"),
-        (model(vocab=2**40), "matrix 'head'"),
+        (model(vocab=2**31 - 1), "matrix 'head'"),
+        (model(vocab=2**40), "vocab of at least 1 and at most"),
         (model(layers=2), "expected 2 layers"),
-        (model(layers=2**60), "expected 1152921504606846976 layers"),
+        (model(layers=2**31 - 1), "expected 2147483647 layers"),
+        (model(layers=2**60), "layers of at least 1 and at most"),
         (model(intermediate=128), "part 'gate_up'"),
         (model(hidden=32), "part 'attention_norm'"),
         (model(kv_heads=6), "part 'qkv'"),

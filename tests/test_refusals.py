@@ -94,6 +94,41 @@ def test_targets_that_name_nothing(pack, target):
         assert len(pair.generate([1, 2], max_new_tokens=2).tokens) == 2
 
 
+NO_FUNCTIONS = [5, True, "x", [], {}, object(), torch.ones(2)]
+
+
+def test_what_is_no_function(pack):
+    for value in NO_FUNCTIONS:
+        with pytest.raises(OptionError, match=r"^progress: expected a function, got"):
+            specloop.load(str(pack), progress=value)
+    with specloop.load(str(pack), context=64) as pair:
+        for value in NO_FUNCTIONS:
+            with pytest.raises(OptionError, match=r"^progress: expected a function, got"):
+                pair.swap(target=str(pack), progress=value)
+            with pytest.raises(OptionError, match=r"^progress: expected a function, got"):
+                pair.swap(draft="lookup", progress=value)
+            for ask in (pair.generate, pair.stream):
+                with pytest.raises(OptionError, match=r"^cancel: expected an event or a function, got"):
+                    ask([1, 2], cancel=value)
+        for value in ("x", [], True, -1, float("nan"), 1e300):
+            with pytest.raises(OptionError, match=r"^timeout: expected a number from 0 to"):
+                pair.ready(value)
+        assert pair.ready(0) in (True, False) and pair.ready(60)
+        assert pair.generate([1, 2], max_new_tokens=2, cancel=lambda: True).finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("budget", [1, "1kB", 2**62])
+def test_budgets_are_called_what_the_user_calls_them(pack, budget):
+    """Too small or too large, by load and by the command line."""
+    with pytest.raises(BudgetError, match=r"^memory_budget: expected at (least|most) \d+ bytes"):
+        specloop.load(str(pack), context=64, memory_budget=budget).ready()
+
+
+def test_a_draft_of_more_digits_than_python_writes(pack):
+    with pytest.raises(OptionError, match=r"^draft: expected one of .* got an integer too long to write"):
+        specloop.load(str(pack), draft=10**5000)
+
+
 @pytest.mark.parametrize("name", ["k", "context", "threads"])
 def test_integers_of_more_digits_than_python_writes(pack, name):
     with pytest.raises(OptionError, match=f"{name}: expected .* got an integer too long to write"):

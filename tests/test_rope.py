@@ -87,6 +87,13 @@ def test_the_table():
         ({"rope_type": "linear", "factor": True}, "factor: expected a positive number"),
         ({"rope_type": "linear", "factor": float("inf")}, "factor: expected a positive number"),
         ({"rope_type": "factors", "factors": [1.0, 0.0]}, "factors: expected a positive number"),
+        (
+            {"rope_type": "linear", "factor": 1e300},
+            r"a positive number from 1e-09 to 1e\+09, got 1e\+300",
+        ),
+        ({"rope_type": "factors", "factors": [1.0, 5e-324]}, "factors: expected a positive number"),
+        (YARN | {"attention_factor": 1e30}, "attention_factor: expected a positive number"),
+        (LLAMA3 | {"high_freq_factor": 1e30}, "high_freq_factor: expected a positive number"),
         ({"rope_type": "factors", "factors": [1.0]}, "expected 32 numbers, got 1"),
         ({"rope_type": "factors", "factors": 3.0}, "factors: expected a list"),
         (YARN | {"truncate": 1}, "truncate: expected true or false"),

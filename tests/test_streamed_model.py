@@ -13,6 +13,7 @@ import torch
 import specloop
 from specdec_kernels import stream
 from specloop import convert as converting
+from specloop.cli import describe
 from specloop.convert import cached_pack, convert
 from specloop.errors import BudgetError, FormatError, ModelError, OptionError, WeightsError
 from specloop.formats.gguf_checkpoint import GGUFCheckpoint
@@ -201,6 +202,16 @@ def test_rows_of_a_matrix_that_is_cut():
     cut = lambda **ends: [(source.name, *rows) for source, *rows in Matrix(8, [a, b], **ends).pieces(3)]
     assert cut() == [("a", 0, 3), ("a", 3, 5), ("b", 0, 3), ("b", 3, 6)]
     assert cut(first=4, stop=9) == [("a", 4, 5), ("b", 0, 3), ("b", 3, 4)] and cut(first=6, stop=7) == [("b", 1, 2)]
+
+
+def test_info_tells_all_weights_from_those_in_memory(source):
+    path = packed(source)
+    with specloop.load(path, context=64) as pair:
+        report = describe(pair)
+        assert report["weights_bytes"] == report["weights_in_memory_bytes"] == all_weights(path)
+    with specloop.load(path, context=64, memory_budget=smallest(path)) as pair:
+        report = describe(pair)
+        assert report["weights_bytes"] == all_weights(path) > report["weights_in_memory_bytes"] == pair.model.nbytes
 
 
 DECODER = """

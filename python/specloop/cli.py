@@ -160,13 +160,13 @@ def info(
     for name, value in report.items():
         if name == "backends":
             for backend, state in value.items():
-                print(f"backend {backend:<10} {'usable' if state['usable'] else 'not usable: ' + str(state['reason'])}")
+                print(f"backend {backend:<15} {'usable' if state['usable'] else 'not usable: ' + str(state['reason'])}")
         elif name == "memory_plan" and value is not None:
-            print("\n".join(f"{'plan' if i == 0 else '':<18} {line}" for i, line in enumerate(value)))
+            print("\n".join(f"{'plan' if i == 0 else '':<23} {line}" for i, line in enumerate(value)))
         elif name == "row_costs_ms":
-            print(f"{'ms per rows':<18} " + "  ".join(f"{n}: {ms:.2f}" for n, ms in enumerate(value, 1)))
+            print(f"{'ms per rows':<23} " + "  ".join(f"{n}: {ms:.2f}" for n, ms in enumerate(value, 1)))
         else:
-            print(f"{name.replace('_', ' '):<18} {f'{value:.2f}' if isinstance(value, float) else value}")
+            print(f"{name.replace('_', ' '):<23} {f'{value:.2f}' if isinstance(value, float) else value}")
 
 
 @app.command()
@@ -204,7 +204,8 @@ def describe(pair) -> dict:
         "chat_template": pair.chat_template is not None,
         "draft": pair.draft,
         "k": pair.k,
-        "weights_bytes": getattr(model, "nbytes", None),
+        "weights_bytes": getattr(model, "weights_nbytes", None),  # all, streamed ones with them
+        "weights_in_memory_bytes": getattr(model, "nbytes", None),
         "memory_plan": None if plan is None else str(plan).splitlines(),
         "load_s": pair.load_seconds,
         "row_costs_ms": [seconds * 1e3 for seconds in pair.costs],

@@ -1,6 +1,7 @@
 """What specloop raises when it refuses something. Every message is one line that says what was wrong and where."""
 
 import contextlib
+import re
 
 
 class SpecloopError(Exception):
@@ -61,7 +62,8 @@ def translated():
     except stream.PackError as error:
         raise FormatError(str(error)) from None
     except stream.BudgetError as error:
-        raise BudgetError(str(error)) from None
+        # Here the option has this name; what it is called below is an argument that nobody here gave.
+        raise BudgetError(re.sub(r"^budget\b", "memory_budget", str(error))) from None
     except stream.StreamError as error:
         raise WeightsError(str(error)) from None
 

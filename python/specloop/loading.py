@@ -17,7 +17,7 @@ class Progress:
     """
 
     def __init__(self, tell: Callable[[float], None] | None = None, sizes: Sequence[float] = (1.0,)):
-        self._tell = tell or (lambda fraction: None)
+        self._tell = (lambda fraction: None) if tell is None else tell
         self._sizes = [max(float(size), 1.0) for size in sizes]
         self._done = [0.0] * len(self._sizes)
         self._told = 0.0

@@ -132,7 +132,7 @@ def check_request(
     """
     one_of("rule", rule, RULES)
     if chat not in (None, True, False):
-        raise OptionError(f"chat: expected True, False or None, got {chat!r}")
+        raise OptionError(f"chat: expected True, False or None, got {show(chat)}")
     temperature = real("temperature", temperature, 0.0)
     if seed is None:
         seed = secrets.randbits(63) if temperature else 0
@@ -264,7 +264,7 @@ def check_draft(draft, loaded=None) -> str:
         return loaded or "lookup"
     if draft not in DRAFTS and draft != loaded:
         more = f" or {loaded}, which is loaded" if loaded not in (None, *DRAFTS) else ""
-        raise OptionError(f"draft: expected one of {', '.join(DRAFTS)}{more}, got {draft!r}")
+        raise OptionError(f"draft: expected one of {', '.join(DRAFTS)}{more}, got {show(draft)}")
     return draft
 
 
@@ -296,7 +296,7 @@ def check_load(dtype, context, threads, memory_budget, kv, device) -> None:
     if threads is not None:
         integer("threads", threads, 1, MOST_THREADS)
     if memory_budget is not None and (isinstance(memory_budget, bool) or not isinstance(memory_budget, int | str)):
-        raise OptionError(f"memory_budget: expected bytes or a string like '120MB', got {memory_budget!r}")
+        raise OptionError(f"memory_budget: expected bytes or a string like '120MB', got {show(memory_budget)}")
     one_of("kv", kv, CACHES)
     one_of("device", device, DEVICES)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 
 from .batch import play
-from .checks import flag
+from .checks import flag, function
 from .options import (
     Options,
     check_draft_model,
@@ -63,6 +63,7 @@ def load(
     check_target(target)
     check_load(dtype, context, threads, memory_budget, kv, device)
     flag("require_draft", require_draft)
+    function("progress", progress)
     settings = {"dtype": dtype, "context": context, "kv": kv}
     settings |= {"device": device, "threads": threads, "memory_budget": memory_budget}
     opened = opener(**settings)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .errors import OptionError, show
 from .options import Options
 from .stats import Stats, peak_memory
 from .stops import StopMatcher
@@ -175,8 +176,12 @@ class Session:
 
 def _either(event, cancel):
     """One function for both ways in which a request is cancelled; ``cancel``: an event, a function, or None."""
+    if cancel is None:
+        return event.is_set
     also = cancel.is_set if hasattr(cancel, "is_set") else cancel
-    return lambda: event.is_set() or bool(also and also())
+    if not callable(also):
+        raise OptionError(f"cancel: expected an event or a function, got {show(cancel)}")
+    return lambda: event.is_set() or bool(also())
 
 
 def _threshold(options):

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable
 
+from .checks import function, real
 from .costs import CostCurve
 from .drafts.vocabulary import check_same, map_of
 from .errors import ModelError, PairClosed
@@ -179,7 +180,7 @@ class Stage:
 
     def ready(self, timeout: float | None = None) -> bool:
         """Waits until all is loaded (at most ``timeout`` seconds): whether it is. Raises what loading raised."""
-        return self._loading.wait(timeout)
+        return self._loading.wait(None if timeout is None else real("timeout", timeout, 0.0, threading.TIMEOUT_MAX))
 
     def cancel_load(self) -> bool:
         """Ends a loading, or a swap, that is under way: what waits for it raises LoadCancelled at once.
@@ -210,6 +211,7 @@ class Stage:
             draft = check_draft_model(draft)
         if target is not None and not callable(target):
             check_target(target)
+        function("progress", progress)
         self.ready()
         with self._swapping:
             self._check_open()

@@ -6,7 +6,6 @@ the rotary frequencies (Llama 3.1, long Qwens), a window of attention (Mistral),
 """
 
 import math
-import sys
 from dataclasses import dataclass, field
 
 from ..errors import ModelError, show
@@ -14,7 +13,7 @@ from .rope import checked_scaling
 
 # By name in config.json and in GGUF; Mistral's GGUF files say llama.
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-LARGEST = sys.float_info.max  # an integer may be larger than that and yet less than infinity
+MOST = 2**31 - 1  # of what is counted: kernels take positions and ids as int32
 _COUNTS = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "context")
 
 
@@ -40,8 +39,8 @@ class LlamaConfig:
     def __post_init__(self):
         for name in _COUNTS:
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ModelError(f"model: expected {name} of at least 1, got {show(value)}")
+            if type(value) is not int or not 1 <= value <= MOST:
+                raise ModelError(f"model: expected {name} of at least 1 and at most {MOST}, got {show(value)}")
         if self.heads % self.kv_heads:
             raise ModelError(
                 f"model: expected heads to be a multiple of kv_heads, got {self.heads} and {self.kv_heads}"
@@ -53,10 +52,10 @@ class LlamaConfig:
                 f"model: architecture {show(self.architecture)} is not supported "
                 f"(supported: {', '.join(ARCHITECTURES)})"
             )
-        for name, least in (("rope_theta", 1), ("rms_eps", 0)):
+        for name, least, most in (("rope_theta", 1, 1e15), ("rms_eps", 0, 1)):  # real ones: 1e4 to 1e9, 1e-6 to 1e-5
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= LARGEST:
-                raise ModelError(f"model: expected {name} of at least {least}, got {show(value)}")
+            if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+                raise ModelError(f"model: expected {name} from {least} to {most:g}, got {show(value)}")
         for name in ("qkv_bias", "qk_norm", "tied"):
             if not isinstance(getattr(self, name), bool):
                 raise ModelError(f"model: expected {name} to be true or false, got {show(getattr(self, name))}")
@@ -187,8 +186,9 @@ class _HuggingFace:
 
     def count(self, key, default=None):
         value = self._config.get(key, default)
-        if type(value) is not int or value < 1:
-            raise ModelError(f"config.json: {key}: expected an integer of at least 1, got {show(value)}")
+        if type(value) is not int or not 1 <= value <= MOST:
+            wanted = f"an integer of at least 1 and at most {MOST}"
+            raise ModelError(f"config.json: {key}: expected {wanted}, got {show(value)}")
         return value
 
     def flag(self, key, default):

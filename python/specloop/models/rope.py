@@ -14,12 +14,12 @@ the tables that are made of it are rounded to float32 once.
 """
 
 import math
-import sys
 
 import torch
 
 from ..errors import ModelError, show
 
+LEAST, MOST = 1e-9, 1e9  # of a scaling's numbers: with smaller or larger ones angles or tables overflow
 _COMMON = {"rope_type"}
 # type -> (keys that must be there, keys that may)
 _KEYS = {
@@ -57,8 +57,9 @@ def checked_scaling(scaling, name="rope_scaling"):
         if key in ("rope_type", "truncate"):
             continue
         for number in value if key == "factors" else [value]:
-            if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number <= sys.float_info.max:
-                raise ModelError(f"{name}.{key}: expected a positive number, got {show(number)}")
+            if isinstance(number, bool) or not isinstance(number, int | float) or not LEAST <= number <= MOST:
+                wanted = f"a positive number from {LEAST:g} to {MOST:g}"
+                raise ModelError(f"{name}.{key}: expected {wanted}, got {show(number)}")
     if not isinstance(given.get("truncate", True), bool):
         raise ModelError(f"{name}.truncate: expected true or false, got {show(given['truncate'])}")
     if kind == "llama3" and given["low_freq_factor"] >= given["high_freq_factor"]:
