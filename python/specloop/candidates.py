@@ -52,13 +52,14 @@ def _of_pair(pair, context, k):
 
 
 def _best(forwards, cache, model, ids, k):
-    if k > model.vocab_size:
-        raise OptionError(f"k: expected an integer from 1 to {model.vocab_size}, got {k}")
+    cut = map_of(model, model.vocab_size)
+    most = model.vocab_size if cut is None else len(cut)
+    if k > most:
+        raise OptionError(f"k: expected an integer from 1 to {most}, got {k}")
     last = len(ids) - 1
     for start in range(0, last, CHUNK):
         forwards.forward(ids[start : min(start + CHUNK, last)], cache, last=0)
-    row = forwards.forward(ids[last:], cache, last=1)[0]
-    found = likeliest(row, map_of(model, model.vocab_size), k)
+    found = likeliest(forwards.forward(ids[last:], cache, last=1)[0], cut, k)
     if found is None:
         raise ModelFault(f"no token at position {len(ids)} has a probability: the model's logits are NaN")
     return found

@@ -64,7 +64,7 @@ def _check_part(pack, block, name, shape, dtype):
 
 
 def _check_matrix(pack, name, config, dtype, wanted=None):
-    """All rows of the vocabulary, each once; ``wanted``: the very parts."""
+    """All rows, each once; ``wanted``: the very parts."""
     parts = pack.matrices.get(name, ())
     if not parts or (wanted is not None and list(parts) != wanted):
         raise _wrong(pack, f"matrix {show(name)}: expected the parts of the {name}", list(parts))
@@ -72,8 +72,9 @@ def _check_matrix(pack, name, config, dtype, wanted=None):
         block = pack.blocks[index]
         _check_part(pack, block, part, (*block.parts[part].shape[:1], config.hidden), dtype)
     rows = sum(pack.blocks[index].parts[part].shape[0] for index, part in parts)
-    if rows != config.vocab:
-        raise _wrong(pack, f"matrix {show(name)}: expected {config.vocab} rows", rows)
+    expected = config.columns if name == "head" else config.vocab
+    if rows != expected:
+        raise _wrong(pack, f"matrix {show(name)}: expected {expected} rows", rows)
 
 
 def _wrong(pack, expected, got):

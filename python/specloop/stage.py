@@ -12,7 +12,7 @@ from collections.abc import Callable
 from .checks import function, real
 from .costs import CostCurve
 from .drafts.vocabulary import check_same, map_of
-from .errors import ModelError, PairClosed
+from .errors import ModelError, OptionError, PairClosed
 from .loading import Loading, Progress, Watched
 from .options import check_draft_model, check_target, is_model
 from .pressure import Pressure
@@ -154,6 +154,10 @@ class Stage:
     def _check(self, target, draft):
         """Raises OptionError unless the two fit each other and what they replace."""
         before = self._target.version
+        if target is not None and getattr(target.model, "draft_ids", None) is not None:
+            raise OptionError(
+                f"target: expected a model that can say every id, {target.name} has a cut vocabulary and can only draft"
+            )
         if target is not None and before is not None:
             check_successor(target, before, self.settings.get("context"))
         if draft is not None:

@@ -15,15 +15,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def check_map(ids, vocab_size: int, columns: int | None = None, name: str = "draft_ids") -> Tensor | None:
-    """A map (a list, or a tensor of integers) as ``verify`` takes it, int32; None where it names every id and so says
-    nothing.
+def check_ids(ids, vocab_size: int, columns: int | None = None, name: str = "draft_ids") -> list[int]:
+    """A map as a list of integers. ``vocab_size``: of the target. ``columns``: of the logits, where that is known.
 
-    ``vocab_size``: of the target. ``columns``: of the draft's logits, where that is known. Raises ModelError that names
-    the first entry that is wrong: out of range, not ascending or there twice; or that there are too many or too few.
+    Raises ModelError that names the first entry that is wrong: out of range, not ascending or there twice; or that
+    there are too many or too few.
     """
-    import torch
-
     if hasattr(ids, "tolist"):
         ids = ids.tolist()
     if not isinstance(ids, list | tuple) or not ids:
@@ -40,16 +37,19 @@ def check_map(ids, vocab_size: int, columns: int | None = None, name: str = "dra
         before = token
     if columns is not None and len(ids) != columns:
         raise ModelError(f"{name}: expected one id per column of the draft's logits ({columns}), got {len(ids)}")
-    return None if len(ids) == vocab_size else torch.tensor(ids, dtype=torch.int32)
+    return list(ids)
 
 
 def map_of(model, vocab_size: int) -> Tensor | None:
-    """The checked map of a draft model; None if its columns are the target's first ids, or all of them."""
+    """The map of a draft model as ``verify`` takes it, int32; None if it has none, or names every id and so says
+    nothing. ``vocab_size``: of the target. Raises ModelError as ``check_ids`` does.
+    """
+    import torch
+
     ids = getattr(model, "draft_ids", None)
-    if ids is None:
+    if ids is None or len(ids := check_ids(ids, vocab_size)) == vocab_size:
         return None
-    ids = check_map(ids, vocab_size)
-    return ids if ids is None else ids.to(getattr(model, "device", ids.device))
+    return torch.tensor(ids, dtype=torch.int32, device=getattr(model, "device", "cpu"))
 
 
 def check_same(what: str, version, other) -> None:

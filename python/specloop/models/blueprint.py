@@ -112,7 +112,7 @@ class Blueprint:
         flat = [norm for pair in norms for norm in pair]
         balance = find_balance([*flat, self.norm], c) if needs_balance(dtype) else None
         self.layers = [self._layer(i, *norms[i], balance and balance[i]) for i in range(c.layers)]
-        self.head = self.embedding if self.tied else self._matrix(c.hidden, ("lm_head.weight", c.vocab))
+        self.head = self.embedding if self.tied else self._matrix(c.hidden, ("lm_head.weight", c.columns))
 
     def _layer(self, i, attention_norm, mlp_norm, balance):
         """``balance``: a LayerBalance, or None."""

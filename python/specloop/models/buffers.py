@@ -108,4 +108,4 @@ def needs(config, *, kv, context, rows=CHUNK):
     buffers = rows * Buffers.row_nbytes(config)
     rotary = context * config.head_dim * 4
     scratch = 16 * (3 * config.intermediate + config.hidden) * 4  # of fused calls, which work on 16 rows at a time
-    return {"kv": cache, "workspace": buffers + rotary + scratch, "logits": REPEATED * config.vocab * 4}
+    return {"kv": cache, "workspace": buffers + rotary + scratch, "logits": REPEATED * config.columns * 4}

@@ -2,12 +2,14 @@
 
 What the family shares: RMS norms, rotary attention with grouped heads, a gated SiLU feed-forward half. What its members
 differ in are the fields at the end: a bias of q, k and v (Qwen2), norms of every head's q and k (Qwen3), the scaling of
-the rotary frequencies (Llama 3.1, long Qwens), a window of attention (Mistral), a head of its own or the embedding.
+the rotary frequencies (Llama 3.1, long Qwens), a window of attention (Mistral), a head of its own or the embedding. And
+``draft_ids``, which no target has: a draft may know fewer ids to say than it reads.
 """
 
 import math
 from dataclasses import dataclass, field
 
+from ..drafts.vocabulary import check_ids
 from ..errors import ModelError, show
 from .rope import checked_scaling
 
@@ -35,6 +37,9 @@ class LlamaConfig:
     tied: bool = True  # whether the embedding is the head, too
     rope_scaling: dict | None = field(default=None, hash=False)  # as checked_scaling (rope.py) returns it
     sliding_window: int | None = None  # positions that attention reaches back, itself included
+    draft_ids: tuple[int, ...] | None = (
+        None  # the ids that the head's rows stand for; None = all (drafts/vocabulary.py)
+    )
 
     def __post_init__(self):
         for name in _COUNTS:
@@ -59,6 +64,11 @@ class LlamaConfig:
         for name in ("qkv_bias", "qk_norm", "tied"):
             if not isinstance(getattr(self, name), bool):
                 raise ModelError(f"model: expected {name} to be true or false, got {show(getattr(self, name))}")
+        if self.draft_ids is not None:
+            ids = check_ids(self.draft_ids, self.vocab)
+            object.__setattr__(self, "draft_ids", None if len(ids) == self.vocab else tuple(ids))
+            if self.tied and self.draft_ids is not None:
+                raise ModelError("model: draft_ids: expected a head of their own rows, got one that is the embedding")
         scaling = checked_scaling(self.rope_scaling)
         object.__setattr__(self, "rope_scaling", scaling)
         if scaling is not None and scaling["rope_type"] == "dynamic":
@@ -68,6 +78,11 @@ class LlamaConfig:
                 raise ModelError(f"model: expected sliding_window of at least 1, got {show(self.sliding_window)}")
             # Up to here no position is out of any other's reach, so that no kernel needs to know of the window.
             self._cut_context(self.sliding_window)
+
+    @property
+    def columns(self):
+        """How many logits a row has."""
+        return self.vocab if self.draft_ids is None else len(self.draft_ids)
 
     def _cut_context(self, most):
         object.__setattr__(self, "context", min(self.context, int(most)))
@@ -105,6 +120,7 @@ class LlamaConfig:
             tied=read.flag("tie_word_embeddings", False),
             rope_scaling=scaling,
             sliding_window=read.window(kind),
+            draft_ids=config.get("draft_ids"),
         )
 
     @classmethod

@@ -39,13 +39,13 @@ class Llama:
         self.context = min(context, config.context)
         self.kv = kv
         self._rotated_keys = kv == "int8" and config.head_dim & (config.head_dim - 1) == 0
-        self.vocab_size = config.vocab
+        self.vocab_size, self.draft_ids = config.vocab, config.draft_ids
         self.eos_ids = frozenset(eos_ids)
         self.device, self.device_type = weights.device, weights.device.type
         self._chunk = rows
         self._buffers = Buffers(config, rows, self.device)
         self._shapes = {}  # of passes -> Rows, those used last at the end
-        self._logits = torch.empty(REPEATED, config.vocab, device=self.device)
+        self._logits = torch.empty(REPEATED, config.columns, device=self.device)
         self._rotary = rope.table(config, self.context).to(self.device)
         pages = self._width = -(-self.context // PAGE)  # of a whole context
         self._pool = Pool(config, kv, self.device, keep=pages)
@@ -95,7 +95,7 @@ class Llama:
                 continue
             if len(rows) == total:
                 return rows
-            logits = rows.new_empty(total, self.vocab_size) if logits is None else logits
+            logits = rows.new_empty(total, self.config.columns) if logits is None else logits
             logits[row : row + len(rows)] = rows
             row += len(rows)
         return self._logits[:0] if logits is None else logits
@@ -133,12 +133,12 @@ class Llama:
         repeated = n <= REPEATED or (len(layout.spans) > 1 and wanted and n <= SHARED)
         if repeated and wanted > len(self._logits):
             self._forget_passes()
-            self._logits = self._logits.new_empty(-(-wanted // REPEATED) * REPEATED, self.vocab_size)
+            self._logits = self._logits.new_empty(-(-wanted // REPEATED) * REPEATED, self.config.columns)
         key = (*layout.shape, torch.get_num_threads(), sk.forced_backend())
         r = self._shapes.pop(key, None)
         if r is None:
             fits = wanted <= len(self._logits)
-            logits = self._logits[:wanted] if fits else self._logits.new_empty(wanted, self.vocab_size)
+            logits = self._logits[:wanted] if fits else self._logits.new_empty(wanted, self.config.columns)
             r = Rows(self._buffers, self.config, layout, self._width, logits if wanted else None)
         if repeated:
             self._shapes[key] = r
@@ -199,7 +199,7 @@ class Llama:
         hidden = r.hidden[last]
         add = {"residual": hidden, "residual_out": hidden}
         out = logits[:, head.start : head.stop]
-        if head.norm is not None and out.shape[1] == self.vocab_size:
+        if head.norm is not None and out.shape[1] == self.config.columns:
             sk.rms_norm_linear(r.delta[last], head.norm, eps, head.weight, out=out, **add)
             return
         if head.norm is not None:
