@@ -57,13 +57,16 @@ def distribution(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, **_):
     return (w / w.sum()).tolist()
 
 
-def wanted(target, length, sampling, prompt=PROMPT):
-    """The law of the texts by the chain rule; a text ends with an EOS id."""
+def wanted(target, length, sampling, prompt=PROMPT, change=lambda row, answer: row):
+    """The law of the texts by the chain rule; a text ends with an EOS id. ``change``: of each row of logits, by what
+    was said before.
+    """
     law, running = {}, {(): 1.0}
     for n in range(length):
         longer = {}
         for text, mass in running.items():
-            for token, p in enumerate(distribution(target.logits([*prompt, *text]), **sampling)):
+            row = change(target.logits([*prompt, *text]), text)
+            for token, p in enumerate(distribution(row, **sampling)):
                 if p:
                     ended = token in target.eos_ids or n + 1 == length
                     (law if ended else longer)[(*text, token)] = mass * p
@@ -71,10 +74,11 @@ def wanted(target, length, sampling, prompt=PROMPT):
     return law
 
 
-def loop_law(target, draft, k, length, sampling, *, prompt=PROMPT, branches=None, **options):
-    """The law of the texts that the loop makes; ``draft()`` makes a draft for each."""
+def loop_law(target, draft, k, length, sampling, *, prompt=PROMPT, branches=None, processor=lambda: None, **options):
+    """The law of the texts that the loop makes; ``draft()`` and ``processor()`` make those of each."""
 
     def run(_):
+        options["processor"] = processor()
         request = request_for(target, prompt, length, draft(), k=k, sampling=sampling, **options)
         for _ in decode(target, [request]):
             pass
