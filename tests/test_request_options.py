@@ -8,8 +8,8 @@ import torch
 
 import specloop
 from loops import PROMPTS, TOKENS, pair_on, play
-from naive_rows import plainly
-from scripted import Scripted, ToyTokenizer, scripted
+from naive_rows import plainly, processed
+from scripted import Scripted, ToyTokenizer, argmax, scripted
 from specloop.options import check_request, resolve_aliases
 from specloop.pair import Pair
 
@@ -173,6 +173,34 @@ def test_every_request_of_a_batch_has_options_of_its_own():
         naive = {name: value for name, value in options.items() if name != "max_new_tokens"}
         assert result.tokens == plainly(pair.model, prompt, options.get("max_new_tokens", 20), **naive)
     assert results[0].tokens != results[3].tokens
+
+
+class Filled(ToyTokenizer):
+    """The same vocabulary, filled up to another size."""
+
+    fingerprint = "letters"
+
+    def __init__(self, size):
+        super().__init__([*"abcdefghijk", *[""] * (size - 11)])
+
+
+def test_after_an_exchange_of_the_target_the_options_hold_on():
+    """Also where the other model's rows are wider: unused ids at the end make no other vocabulary."""
+
+    def parts(size, shift):
+        logits = lambda ids: [math.sin(3 * token + ids[-1] + shift) - 9 * (token > 10) for token in range(size)]
+        return lambda: (Scripted(logits, size), Filled(size), None)
+
+    options = {"allowed": lambda ids: [t for t in range(11) if t != ids[-1]], "frequency_penalty": 0.9}
+    with Pair(parts(12, 0), draft="none") as pair:
+        stream = pair.stream([1, 2, 1, 2], max_new_tokens=24, **options)
+        ids = [1, 2, 1, 2, *plainly(pair.model, [1, 2, 1, 2], 7, **options)]
+        seen = [next(stream).token for _ in range(7)]
+        pair.swap(target=parts(16, 1))
+        seen += [event.token for event in stream]
+        while len(ids) < 28:
+            ids.append(argmax(processed(pair.model.logits(ids), ids, 4, **options)))
+        assert seen == ids[4:] and stream.result.stats.swaps == 1 and pair.model.vocab_size == 16
 
 
 # ---- errors of a caller's function -----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from numbers import Integral
+from numbers import Integral, Real
 
 from .checks import function, integer, one_of, real
 from .errors import OptionError, PromptError, show
@@ -115,8 +115,8 @@ def check_request(
     ``logit_bias`` {id: number or -inf}; ``repetition_penalty`` (of prompt and answer, as in transformers: a positive
     logit is divided by it, another multiplied), ``frequency_penalty`` per occurrence and ``presence_penalty`` once (of
     the answer, as OpenAI's); ``bad_words``: strings, or sequences of ids whose last one may not follow the others;
-    ``min_new_tokens``: no end before so many; ``allowed(ids)``, a pure function of all ids so far: what may come
-    next, as V booleans, as ids, or None for everything; ``grammar``: see grammar.py.
+    ``min_new_tokens``: no end-of-sequence id before so many; ``allowed(ids)``, a pure function of all ids so far: what
+    may come next, as V booleans, as ids, or None for everything; ``grammar``: see grammar.py.
 
     Drafting: ``draft``: "auto" is ``loaded``; others are "lookup" and "none". ``k``: "auto" or drafts per round;
     ``tree``: most nodes of a tree of drafts, which only a model makes. There are no drafts beyond ``draft_until`` ids,
@@ -193,8 +193,8 @@ def _bias(bias) -> dict[int, float]:
     for token, value in bias.items():
         if isinstance(token, str) and token.isascii() and token.isdigit():  # JSON has no other keys
             token = int(token)
-        forbidden = isinstance(value, float) and value == -math.inf
-        checked[integer("logit_bias", token, 0)] = value if forbidden else real("logit_bias", value)
+        forbidden = isinstance(value, Real) and value == -math.inf
+        checked[integer("logit_bias", token, 0)] = -math.inf if forbidden else real("logit_bias", value)
     return checked
 
 

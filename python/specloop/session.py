@@ -79,13 +79,11 @@ class Session:
     def __init__(
         self, pair: Pair, ids: list[int], options: Options, cancel=None, *, follows=False, index=0, batch=None
     ):
-        from .processors import make_processor
         from .request import Request
 
         self._pair, self._options, self._follows, self.index = pair, options, follows, index
         self._cancel, self._prompt_tokens, self._texts = threading.Event(), len(ids), []
         self._reader, model = Reader(pair.tokenizer, options.stop), pair.model
-        processor = make_processor(options, len(ids), model.vocab_size, model.eos_ids, pair.tokenizer)
         limit = min(len(ids) + options.max_new_tokens, pair.context)
         self.seat = pair.seat(max(limit - 1, 1))
         draft = make_draft(pair, options, limit, follows)
@@ -100,7 +98,7 @@ class Session:
             _either(self._cancel, cancel),
             rule={"lossless": "token"}.get(options.rule, options.rule),
             threshold=_threshold(options),
-            processor=processor,
+            processor=self._make_processor(),
             logprobs=None if options.logprobs is None else [],
             top_logprobs=options.logprobs or 0,
             draft_until=options.draft_until,
@@ -115,12 +113,22 @@ class Session:
         stats.timing.row_seconds = row_seconds(pair, self.request.controller)
 
     def begin_again(self) -> None:
-        """After an exchange: another draft and controller, for what the pair has now."""
+        """After an exchange: another draft, controller and processor, for what the pair has now."""
         request = self.request
+        try:
+            request.processor = self._make_processor()
+        except OptionError as error:  # about ids that this model has not
+            request.failure = error
         request.draft = make_draft(self._pair, self._options, request.limit, self._follows)
         request.controller = make_controller(self._pair, self._options, request.draft)
         request.stats.swaps += 1
         request.stats.timing.row_seconds = row_seconds(self._pair, request.controller)
+
+    def _make_processor(self):
+        from .processors import make_processor
+
+        model = self._pair.model
+        return make_processor(self._options, self._prompt_tokens, model.vocab_size, model.eos_ids, self._pair.tokenizer)
 
     def event(self, token: int | None, from_draft: bool) -> Event | None:
         """What the caller is told of an emitted token; with None of the end, if there is text left."""
