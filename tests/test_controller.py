@@ -277,6 +277,33 @@ def test_a_request_in_a_batch_probes_on_its_own():
     assert probes == [FIRST_PAUSE - 1, 3 * FIRST_PAUSE - 1]
 
 
+def test_a_tree_costs_its_nodes_however_deep_it_is():
+    costs = [1.0 + 0.05 * n for n in range(16)]
+    for rate in (0.05, 0.3, 0.5, 0.9):
+        for draft_cost in (0.0, 0.05, 0.2):
+            (auto,) = crew([rate], costs, draft_cost=draft_cost, tree=5)
+            speed = (1 + sum(rate**j for j in range(1, 5))) / (costs[5] + 5 * draft_cost)
+            assert auto.choose((0, 4)) == (4 if speed >= 1.03 else 0)
+            assert auto.choose((9, 4)) == crew([rate], costs)[0].choose((9, 4))  # a lookup beside it is a chain
+    ks = plan([*crew([0.9], costs, tree=6), *crew([0.9], costs)], [(0, 8), (0, 8)])
+    assert min(ks) > 2
+
+
+def test_a_repeating_row_speeds_up_beside_a_random_one():
+    """In the loop, as a batch: K of each follows its own text."""
+    rng = random.Random(3)
+    phrase, noise = [rng.randrange(300) for _ in range(10)], [rng.randrange(300) for _ in range(200)]
+    texts = {7: phrase * 20, 8: noise}  # by the first id
+    model = scripted(lambda prefix: texts[prefix[0]][len(prefix) - 1], 300)
+    costs = [1.0 + 0.05 * n for n in range(16)]
+    both = [request_for(model, [first], 199, LookupDraft(), Auto(costs)) for first in texts]
+    repeats, random_text = both
+    list(decode(model, [repeats, random_text]))
+    assert [request.ids[1:] for request in both] == [text[:199] for text in texts.values()]
+    assert repeats.stats.speculation.rounds < 60 and random_text.stats.speculation.rounds > 190
+    assert sum(random_text.stats.speculation.k_history) < 20
+
+
 # ---- time limit ------------------------------------------------------------------------------------------------------
 
 

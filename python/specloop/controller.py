@@ -124,10 +124,12 @@ class Auto:
 
     ``costs``: a :class:`~specloop.costs.CostCurve`, shared by all requests of a model, or seconds of a pass over 1, 2,
     ... rows, which then stay as they are. ``draft_cost``: seconds per draft without strength. ``steady``: see above.
-    ``timeout``: see :class:`TimeLimit`.
+    ``timeout``: see :class:`TimeLimit`. ``tree``: nodes of the trees that drafts without strength are, as many however
+    deep (K).
     """
 
-    def __init__(self, costs: Sequence[float], draft_cost: float = 0.0, *, steady=False, timeout: float | None = None):
+    def __init__(self, costs: Sequence[float], draft_cost=0.0, *, steady=False, timeout: float | None = None, tree=0):
+        self.tree = tree
         self.live = CostCurve.given(costs)
         self.costs = self.live.frozen() if steady else self.live
         self.draft_cost = draft_cost / self.live.measured[0]  # in passes over one row
@@ -233,14 +235,17 @@ def _share(crew, requests, given):
     unit = costs.seconds(1)
     drafts = [(-a, i) for i, (auto, outlook) in enumerate(crew) for a in auto.survival(outlook)]
     drafts.sort()  # by survival; a request's own stay in order, for equal ones belong to it anyway
-    rows = requests + given
-    plain = speed = requests / costs.seconds(rows)
+    rows, begun = requests + given, set()
+    plain = requests / costs.seconds(rows)
     best, best_n, expected, drafting = 0.0, 0, float(requests), 0.0
     for n, (a, i) in enumerate(drafts, 1):
         expected -= a
         auto, (strength, _) = crew[i]
-        drafting += 0.0 if strength else auto.draft_cost * unit
-        speed = expected / (costs.seconds(rows + n) + drafting)
+        new = 1 if strength or not auto.tree else 0 if i in begun else auto.tree
+        begun.add(i)
+        rows += new
+        drafting += 0.0 if strength else new * auto.draft_cost * unit
+        speed = expected / (costs.seconds(rows) + drafting)
         if speed > best:
             best, best_n = speed, n
     gain = best / plain

@@ -243,7 +243,8 @@ def make_controller(pair, options, draft):
     if not worth_drafting(options.max_new_tokens, pair.costs):  # of a lookup, which comes first
         most = options.max_new_tokens
         return Fixed(0, why=f"drafting does not pay for {most} tokens at the measured costs, however good the draft")
-    return Auto(pair.costs, cost, steady=options.temperature > 0, timeout=options.verify_timeout)
+    steady = options.temperature > 0  # K has a say in what is drawn, so it must be the same again
+    return Auto(pair.costs, cost, steady=steady, timeout=options.verify_timeout, tree=options.tree or 0)
 
 
 def row_seconds(pair, controller) -> float | None:

@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from specdec_kernels import sample
+
 from .errors import OptionError
 
 START = 0.3
@@ -169,5 +171,5 @@ def _part(proposal, nodes, root):
 def _agreed(rows, proposal, verdict, count) -> list[bool]:
     """Whether each of the round's first ``count`` tokens is its row's argmax."""
     at = range(count) if proposal.parents is None else [0, *(node + 1 for node in verdict.path)][:count]
-    best = rows[list(at)].argmax(-1).tolist() if count else []
+    best = sample(rows[list(at)], temperature=0.0).tolist() if count else []
     return [a == b for a, b in zip(best, verdict.tokens, strict=False)]
