@@ -509,10 +509,11 @@ def test_rounds_keep_the_costs_fresh():
 
 
 def test_spikes_hardly_move_the_costs():
-    rng, curve = random.Random(1), CostCurve([0.01] * 9)
+    rng, curve, seen = random.Random(1), CostCurve([0.01] * 9), []
     for n in range(500):
         curve.observe(4, 0.5 if n % 25 == 0 else 0.01 * rng.uniform(0.95, 1.05))
-    assert curve.seconds(4) < 0.0115
+        seen.append(curve.seconds(4))
+    assert max(seen) < 0.0112
 
 
 def test_the_requests_of_a_batch_tell_of_the_same_pass():
