@@ -320,7 +320,7 @@ def resolve_aliases(options: dict) -> dict:
     if options.pop("draft_temperature", None) is not None:
         raise OptionError("draft_temperature: there is none, drafts are drawn at the request's own temperature")
     if options.pop("assistant_confidence_threshold", None) is not None:
-        raise OptionError("assistant_confidence_threshold: a lookup draft has no confidence to compare it with")
+        raise OptionError("assistant_confidence_threshold: there is none, measured costs and acceptance decide about k")
     if options.get("prompt_lookup_num_tokens") is not None and options.get("num_assistant_tokens") is not None:
         raise OptionError("prompt_lookup_num_tokens: expected it or num_assistant_tokens, got both")
     lookup = options.pop("prompt_lookup_num_tokens", None)
