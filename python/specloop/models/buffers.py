@@ -1,5 +1,6 @@
 """What a pass needs besides weights: buffers that its calls hand to each other, and the bytes that they take."""
 
+from array import array
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,24 @@ class Buffers:
         return 24 + 4 * sum(cls.widths(config).values())
 
 
+class Numbers:
+    """A tensor ``there`` on the device that takes Python's numbers: on a CPU without an operation of torch.
+
+    ``code``: the dtype's in Python's ``array``.
+    """
+
+    def __init__(self, code, shape, dtype, device):
+        memory = bytearray(torch.Size(shape).numel() * dtype.itemsize)
+        self._code, self._memory = code, memoryview(memory).cast(code)
+        self._here = torch.frombuffer(memory, dtype=dtype).view(shape)
+        self.there = self._here if device.type == "cpu" else torch.empty(shape, dtype=dtype, device=device)
+
+    def set(self, numbers):
+        self._memory[:] = array(self._code, numbers)
+        if self.there is not self._here:
+            self.there.copy_(self._here)
+
+
 class Group(NamedTuple):
     """Requests with equally many rows, as ``attend_int8`` takes them."""
 
@@ -49,7 +68,7 @@ class Group(NamedTuple):
 class Rows:
     """Views of the shared buffers for passes of one shape (passes.Layout), and what was captured on them.
 
-    ``logits`` takes the last rows' logits, None if there are none. ``width``: of a page table.
+    ``logits`` takes the last rows' logits. ``width``: of a page table.
     """
 
     def __init__(self, buffers, config, layout, width, logits):
@@ -58,8 +77,8 @@ class Rows:
         attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self.rotary = buffers.rotary[:n]
         self.cos, self.sin = self.rotary.chunk(2, 1)
-        self.numbers = torch.empty(3 + layout.copies, n, dtype=torch.int64, device=device)
-        self.ids, self.positions, self.slots, *self.copies = self.numbers
+        self._numbers = Numbers("q", (3 + layout.copies, n), torch.int64, device)
+        self.ids, self.positions, self.slots, *self.copies = self._numbers.there
         self.hidden = buffers.hidden[:n]
         self.qkv = buffers.qkv[:n]
         self.q, self.k, self.v = (
@@ -80,20 +99,20 @@ class Rows:
         self.logits, self.passes, self.seen = logits, {}, False
         count = len(layout.spans)
         self.tables = torch.empty(count, width, dtype=torch.int32, device=device)
-        self.lengths = torch.empty(count, dtype=torch.int32, device=device)
+        self._lengths = Numbers("i", (count,), torch.int32, device)
         self._held = [None] * count  # the tables that ``tables`` has copies of
         self.groups, row, span = [], 0, 0
         for rows, requests in layout.groups:
             taken, members = slice(row, row + rows * requests), slice(span, span + requests)
             heads = (t[taken].unflatten(0, (requests, rows)) for t in (self.q, self.attended_heads))
             q, out = heads
-            self.groups.append(Group(q, self.tables[members], self.lengths[members], out))
+            self.groups.append(Group(q, self.tables[members], self._lengths.there[members], out))
             row, span = taken.stop, members.stop
 
     def fill(self, layout):
         """Takes a pass's ids, positions, slots, lengths and page tables."""
-        self.numbers.copy_(torch.tensor(layout.numbers()).view_as(self.numbers))
-        self.lengths.copy_(torch.tensor([s.first + len(s.tokens) for s in layout.spans], dtype=torch.int32))
+        self._numbers.set(layout.numbers())
+        self._lengths.set([s.first + len(s.tokens) for s in layout.spans])
         for i, span in enumerate(layout.spans):
             if self._held[i] is not span.table:
                 self.tables[i] = span.table

@@ -38,7 +38,7 @@ class Observed(Llama):
             h = h + product("attention_out", r.attended)
             gate_up = product("gate_up", sk.rms_norm(h, layer.mlp_norm, eps))
             h = h + product("down", sk.silu_mul(gate_up))
-        if r.logits is not None:
+        if len(r.logits):
             r.logits.copy_(sk.linear_f32(sk.rms_norm(h[-len(r.logits) :], weights.norm, eps), weights.head))
 
 

@@ -90,25 +90,24 @@ class Llama:
             cache.forget_tree()
         total, logits, row = sum(part.last for part in parts), None, 0
         for pieces in cut(parts, self._chunk):
-            rows = self._pass(pieces)
-            if rows is None:
-                continue
-            if len(rows) == total:
-                return rows
-            logits = rows.new_empty(total, self.config.columns) if logits is None else logits
-            logits[row : row + len(rows)] = rows
-            row += len(rows)
+            rows, count = self._pass(pieces), sum(piece.last for piece in pieces)
+            if count == total:
+                logits = rows
+            elif count:
+                logits = rows.new_empty(total, self.config.columns) if logits is None else logits
+                logits[row : row + count] = rows
+                row += count
         return self._logits[:0] if logits is None else logits
 
     def _pass(self, pieces):
-        """One pass over the weights; the wanted rows' logits in the pieces' order, or None."""
+        """One pass over the weights; the wanted rows' logits in the pieces' order."""
         layout = Layout([span for piece in pieces for span in spans(piece)])
         r, key = self._rows(layout)
         r.fill(layout)
         torch.index_select(self._rotary, 0, r.positions, out=r.rotary)
         self.weights.embed(r.ids, r.hidden)
         gathered = layout.in_order
-        for block_key, blocks in self.weights.pieces(r.logits is not None):
+        for block_key, blocks in self.weights.pieces(bool(layout.wanted)):
             if gathered:
                 self._make(r, key, block_key, blocks)
                 continue
@@ -131,15 +130,15 @@ class Llama:
         self._follow_pool()
         n, wanted = layout.rows, len(layout.wanted)
         repeated = n <= REPEATED or (len(layout.spans) > 1 and wanted and n <= SHARED)
-        if repeated and wanted > len(self._logits):
+        if repeated and wanted > self._logits.shape[0]:
             self._forget_passes()
             self._logits = self._logits.new_empty(-(-wanted // REPEATED) * REPEATED, self.config.columns)
         key = (*layout.shape, torch.get_num_threads(), sk.forced_backend())
         r = self._shapes.pop(key, None)
         if r is None:
-            fits = wanted <= len(self._logits)
+            fits = wanted <= self._logits.shape[0]
             logits = self._logits[:wanted] if fits else self._logits.new_empty(wanted, self.config.columns)
-            r = Rows(self._buffers, self.config, layout, self._width, logits if wanted else None)
+            r = Rows(self._buffers, self.config, layout, self._width, logits)
         if repeated:
             self._shapes[key] = r
             if len(self._shapes) > SHAPES:
