@@ -116,11 +116,11 @@ def soak(target, requests, monkeypatch, seed=0, at_each=lambda done: None):
         lambda: None,
     ]
     make = lambda: rng.choice(kinds)()
-    done = 0
+    done, batch = 0, 0
     with drafting(make, monkeypatch), failing_target(pair, rng, happened, monkeypatch):
         while done < requests:
             sessions = [one(pair, rng) for _ in range(min(rng.randrange(1, 26), requests - done))]
-            leaves = rng.randrange(1, 60) if rng.random() < 0.06 else None
+            leaves = rng.randrange(1, 60) if batch % 7 == 3 else None
             with contextlib.closing(play(pair, sessions, size=rng.choice([None, 1, 2, 5]))) as tokens:
                 for n, (session, token, from_draft) in enumerate(tokens):
                     session.event(token, from_draft)
@@ -130,7 +130,7 @@ def soak(target, requests, monkeypatch, seed=0, at_each=lambda done: None):
             for session in sessions:
                 judge(target, session, leaves is not None, happened)
             assert all(seat.nbytes == 0 for seat in pair.place.seats())
-            done += len(sessions)
+            done, batch = done + len(sessions), batch + 1
             at_each(done)
     return happened
 
@@ -174,7 +174,7 @@ EVERYTHING = {"raises", "no memory", "nan", "nonsense", "too many", "cancelled",
 @pytest.mark.parametrize("target", ["scripted", "int8"])
 def test_some_requests(target, monkeypatch):
     happened = within(DEADLINE, lambda: soak(target, 120, monkeypatch))
-    assert set(happened) > EVERYTHING and happened["length"] > 50, happened
+    assert set(happened) > EVERYTHING and happened["length"] > 60, happened
 
 
 @pytest.mark.slow
@@ -191,7 +191,7 @@ def test_five_hundred_requests(target, seed, monkeypatch):
 
     happened = within(10 * DEADLINE, lambda: soak(target, 500, monkeypatch, seed, look))
     assert set(happened) > EVERYTHING | {"hangs", "target without memory", "left", "failed"}, happened
-    assert happened["length"] > 500, happened
+    assert happened["length"] > 300, happened
     if sizes[0] is not None:
         assert max(sizes) < 1.02 * sizes[0], (sizes[0], max(sizes))
     assert threads[-1] <= max(threads[:5]) + 3, threads
