@@ -86,8 +86,8 @@ def run(model, options, *, prompt=PROMPT, tokens=TOKENS, **named):
 @pytest.mark.parametrize("name", OPTIONS)
 def test_ids_are_those_of_plain_decoding(name, kind):
     options = OPTIONS[name]
-    for seed, k in itertools.product(range(2), KS[:1] if kind == "none" else KS[1:]):
-        want, model = plainly(repeating(seed), PROMPT, TOKENS, **options), repeating(seed)
+    for k in KS[:1] if kind == "none" else KS[1:]:
+        want, model = plainly(repeating(k), PROMPT, TOKENS, **options), repeating(k)  # a text of its own
         request = run(model, options, draft=drafts_of(model, options)[kind], k=k)
         assert request.ids[len(PROMPT) :] == want
         counts = request.stats.speculation

@@ -214,3 +214,23 @@ def test_the_real_vocabulary(library, smollm2):
     row = torch.zeros(1, size)
     made.rows(row, [1, *text], [])
     assert all(row[0, end] == 0 for end in eos) and row[0, text[-2]] == NEVER
+
+
+@pytest.mark.slow
+def test_a_real_answer_is_what_it_is_without_drafts(library, smollm2):
+    import specloop
+
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 20}, "legs": {"type": "integer", "maximum": 99}},
+        "required": ["name", "legs"],
+        "additionalProperties": False,
+    }
+    with specloop.load("smollm2", context=256) as pair:
+        prompt = 'Describe a spider, like {"name": "horse", "legs": 4} and {"name": "duck", "legs": 2}.'
+        options = {"grammar": schema, "max_new_tokens": 60, "repetition_penalty": 1.05}
+        plain = pair.generate(prompt, draft="none", **options)
+        assert set(json.loads(plain.text)) == {"name", "legs"} and plain.finish_reason == "stop"
+        for k in (3, 8):
+            found = pair.generate(prompt, draft="lookup", k=k, **options)
+            assert found.tokens == plain.tokens and found.stats.speculation.accepted
