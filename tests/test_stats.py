@@ -83,7 +83,7 @@ def test_the_sums_of_a_text():
     }
     assert report["by_source"]["model"]["committed"] == 3
     assert (report["draft_ms"], report["verify_ms"]) == (1250.0, 5000.0)
-    assert counts.seconds_history == [1.25] * 5
+    assert counts.seconds_history == [1.25] * 5 and report["round_ms"] == [1250.0] * 5
     assert (report["k_history"], report["accepted_history"]) == ([3, 4, 0, 2, 2], [3, 1, 0, 0, 2])
 
 

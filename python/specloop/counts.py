@@ -222,6 +222,7 @@ class Speculation(Counts):
             "verify_ms": milliseconds(self.verify_seconds) if self.rounds else None,
             "k_history": list(self.k_history),
             "accepted_history": list(self.accepted_history),
+            "round_ms": [milliseconds(seconds) for seconds in self.seconds_history],
             "first_round": self.first_round,
             "theta": None if threshold is None else threshold.theta,
             "threshold": None if threshold is None else _lossy(threshold),
