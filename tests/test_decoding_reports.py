@@ -185,14 +185,14 @@ REPORTS = {
     "F1": (
         "llama.cpp 3812, openvino.genai 1137, pocketpal-ai 876, koboldcpp 2325",
         (VOCABULARY, "test_the_error_names_the_first_id_that_differs"),
-        (VOCABULARY, "test_two_ids_swapped_are_refused_at_load"),
+        (VOCABULARY, "test_two_ids_swapped_are_refused_when_loaded"),
         (DRAFT, "test_vocabularies_are_compared_by_content"),
     ),
     "F2": (
         "verl-SpeCo 67, 66; Automodel 2447; SpecForge 534; vllm 53458",
         (VOCABULARY, "test_a_wrong_map_is_refused"),
         (VOCABULARY, "test_proposals_are_the_targets_ids"),
-        (VOCABULARY, "test_a_map_of_everything_is_none"),
+        (VOCABULARY, "test_a_map_of_everything_says_nothing"),
     ),
     "F3": (
         "an end that a cut vocabulary has not: it is the target's own",
