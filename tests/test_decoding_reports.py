@@ -140,6 +140,7 @@ REPORTS = {
         "ArcticInference 161, sglang 23802, openvino.genai 1719",
         (API, "test_stop_strings"),
         (CLI, "test_stop_strings"),
+        ("test_request_options.py", "test_a_stop_string_deep_in_an_accepted_block"),
     ),
     "C5": ("vllm 47616", (CASES, "test_c5_text_ids_and_log_probabilities_end_together")),
     "C9": (
@@ -170,6 +171,7 @@ REPORTS = {
     "D6": (
         "transformers 40976: a draft is drawn at the request's own temperature, at which it is judged, and has none",
         (DRAFT, "test_sampled_text_depends_on_the_seed_alone"),
+        ("test_request_options.py", "test_bad_options_name_themselves"),
     ),
     # E. Lookups
     "E1": ("llama.cpp 27852", (LOOKUP, "test_nothing_is_left_of_the_last_request")),
@@ -179,6 +181,7 @@ REPORTS = {
         "mlx-lm 1297",
         (CASES, "test_e6_every_flag_of_drafting_has_an_effect"),
         (API, "test_every_sampling_option_has_an_effect"),
+        ("test_cli_flags.py", "test_a_flag_changes_what_it_says"),
         (CLI, "test_load_options_arrive"),
     ),
     # F. Vocabularies
