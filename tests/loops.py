@@ -11,6 +11,7 @@ import math
 import random
 
 from scripted import Scripted, ToyTokenizer, argmax
+from specloop.drafts.base import Proposal
 from specloop.drafts.lookup import LookupDraft
 from specloop.faults import GuardedDraft
 from specloop.pair import Pair
@@ -82,12 +83,25 @@ class Knowing:
         return [token if self.right(i) else (token + 1) % self.vocab_size for i, token in known]
 
 
+class Branching(Knowing):
+    """Two guesses at every place, of which the second is right where it is right at all, and goes on."""
+
+    def propose(self, k):
+        tokens, parents, above, v = [], [], -1, self.vocab_size
+        for i, token in enumerate(self.script[len(self.ids) : len(self.ids) + k], len(self.ids)):
+            tokens += [(token + 1) % v, token if self.right(i) else (token + 2) % v]
+            parents += [above, above]
+            above = len(tokens) - 1
+        return Proposal(tokens, parents)
+
+
 KINDS = {
     "oracle": lambda target, v: Knowing(target, v, lambda i: True),
     "anti": lambda target, v: Knowing(target, v, lambda i: False),
     "flaky": lambda target, v: Knowing(target, v, lambda i: i % 3),
     "faulty": lambda target, v: Knowing(target, v, lambda i: i % 5, lambda call: call % 4 == 2),
     "lookup": lambda target, v: LookupDraft(1),
+    "tree": lambda target, v: Branching(target, v, lambda i: i % 4),
 }
 
 
@@ -136,7 +150,9 @@ def run(target, kind, k, temperature, batch, shown, monkeypatch, **options):
         counts = result.stats.speculation
         assert result.stats.completion_tokens == len(result.tokens) == counts.tokens <= most
         assert counts.committed <= counts.accepted <= counts.evaluated <= counts.proposed
-        assert sum(counts.k_history) == counts.proposed and max(counts.k_history, default=0) <= k
+        assert sum(counts.k_history) == counts.proposed and max(counts.k_history, default=0) <= k * (
+            1 + (kind == "tree")
+        )
         assert counts.rounds == len(counts.k_history) and sum(counts.accepted_history) == counts.accepted
         assert all(0 <= token < pair.model.vocab_size for token in result.tokens)
         assert result.finish_reason == ("stop" if result.tokens[-1] in pair.model.eos_ids else "length")

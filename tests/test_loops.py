@@ -57,6 +57,7 @@ def test_kinds_are_what_they_say(target, k, monkeypatch):
     assert all(c.accepted == c.evaluated == c.proposed > 0 for c in counts["oracle"])
     assert all(c.accepted == 0 < c.evaluated for c in counts["anti"])
     assert all(0 < c.accepted < c.evaluated for c in counts["flaky"][:3])
+    assert 0 < sum(c.accepted for c in counts["tree"]) < sum(c.evaluated for c in counts["tree"])
     assert all(c.faults for c in counts["faulty"][:3]) and not any(c.faults for c in counts["oracle"])
     assert all(c.rounds < n for c, n in zip(counts["oracle"], TOKENS, strict=True))
 
