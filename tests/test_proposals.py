@@ -13,6 +13,8 @@ from specloop.drafts.base import Proposal
 from specloop.drafts.chain import ChainDraft
 from specloop.drafts.lookup import LookupDraft
 from specloop.faults import GuardedDraft
+from versions import PROMPT as TEXT
+from versions import pair_of, parts
 
 EXACT, WRONG = 1e-9, 1e-3
 ONE = {"temperature": 1.0}
@@ -242,6 +244,22 @@ def test_a_seed_repeats_and_another_differs():
     assert text(1) == text(1) != text(2)
 
 
+@pytest.mark.parametrize("options", [{}, {"tree": 5}, {"rule": "block", "top_k": 40}], ids=str)
+def test_requests_with_drawn_chains_in_a_batch_are_what_they_are_alone(options):
+    """Report A8: their own seeds, their own numbers; some rounds of some of them are looked up."""
+    prompts = [TEXT, [9] * 20, [(11 * i + 3) % 200 for i in range(70)]]
+    each = [{"seed": seed, "temperature": t} for seed, t in ((1, 1.0), (2, 0.7), (1, 0.0))]
+    with pair_of(1, draft=parts(2), k=3) as pair:
+        together = pair.generate_batch(prompts, each=each, max_new_tokens=30, **options)
+        for prompt, own, result in zip(prompts, each, together, strict=True):
+            alone = pair.generate(prompt, max_new_tokens=30, **own, **options)
+            assert result.tokens == alone.tokens
+            assert result.stats.speculation.k_history == alone.stats.speculation.k_history
+            assert result.stats.speculation.faults == []
+        sources = [result.stats.speculation.by_source.keys() for result in together]
+        assert sources[0] | sources[1] | sources[2] == {"lookup", "model"}
+
+
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 8])
 def test_a_draft_that_is_the_target_is_always_accepted(k):
     """Reports B1, B2: also after full rounds and refused ones the draft's cache is in step. At T = 1 p = q."""
@@ -274,6 +292,33 @@ def test_the_draft_recovers_from_refusals():
         rounds, accepted, length = rounds + 1, accepted + good, length + good + 1
     assert (counts.rounds, counts.accepted) == (rounds, accepted)
     assert drafter.caches[-1].ids == request.ids[: drafter.caches[-1].length]
+
+
+@pytest.mark.parametrize("tree", [0, 7])
+def test_whatever_was_committed_a_proposal_is_that_of_a_fresh_draft(tree):
+    """Report B1: its cache holds guesses that were refused, other paths of a tree, or less than rounds that others
+    drafted. Random ids are committed, some of them as proposed.
+    """
+    g, ids = torch.Generator().manual_seed(1), [1, 2]
+    number = lambda most: int(torch.randint(most, (), generator=g))
+    drafter = Scripted(rows(1, 5), 5)
+    draft = model_draft(drafter, 5, {"temperature": 1.0, "seed": 4}, tree=tree)
+    draft.begin(ids)
+    for _ in range(60):
+        if number(3):
+            k = 1 + number(4)
+            fresh = model_draft(Scripted(rows(1, 5), 5), 5, {"temperature": 1.0, "seed": 4}, tree=tree)
+            fresh.begin(ids)
+            found, again = draft.propose(k), fresh.propose(k)
+            assert (found.tokens, found.parents) == (again.tokens, again.parents)
+            n = len(found)
+            kept = found.tokens[: number(n + 1)] if not tree else [found.tokens[number(n)]]
+        else:
+            kept = []
+        more = [*kept, *(number(5) for _ in range(1 + number(3)))]
+        draft.append(more)
+        ids += more
+        assert drafter.caches[-1].ids[: draft._agreed] == ids[: draft._agreed]
 
 
 # ---- limits ----------------------------------------------------------------------------------------------------------
