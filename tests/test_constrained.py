@@ -19,6 +19,7 @@ from specloop.errors import OptionError
 from specloop.grammar import Cursor
 from specloop.options import check_request
 from specloop.processors import Allowed, Processor, make_processor
+from specloop.threshold import Threshold
 
 V, END, PROMPT, TOKENS = 11, 9, [1, 2, 1, 2, 1], 40
 KS = [0, 1, 2, 3, 5, 8]
@@ -156,13 +157,21 @@ def test_a_forbidden_id_never_comes_though_draft_and_target_want_it(k):
     assert 5 not in request.ids and len(request.ids) == len(PROMPT) + TOKENS
 
 
-@pytest.mark.parametrize("temperature", [0.7, 1.5])
-@pytest.mark.parametrize("k", [0, 3])
-def test_what_is_forbidden_never_comes_at_any_temperature(temperature, k):
+RULES = {
+    "token": dict,
+    "block": dict,
+    "threshold": lambda: {"threshold": Threshold(0.05, 4, 0.5)},  # lends whatever it can
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.5])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_forbidden_never_comes_under_any_rule(rule, temperature):
     options = {"bad_words": [[3], [2, 4]], "logit_bias": {5: -math.inf}, "min_new_tokens": 30}
     for seed in range(4):
-        sampling = {"temperature": temperature, "seed": seed}
-        request = run(repeating(), options, draft=LookupDraft(1), k=k, sampling=sampling)
+        draft = FunctionDraft(lambda ids, j, seed=seed: (seed, 3, 5, END, 2, 4)[(len(ids) * 7 + j) % 6])
+        named = {"draft": draft, "k": seed + 1, "sampling": {"temperature": temperature, "seed": seed}}
+        request = run(repeating(seed), options, rule=rule, **RULES[rule](), **named)
         text = request.ids[len(PROMPT) - 1 :]
         assert not {3, 5} & set(text[1:]) and (2, 4) not in set(itertools.pairwise(text))
         assert END not in text[:30]
@@ -233,7 +242,7 @@ def test_a_grammar_is_followed_and_never_asked_after_its_end(draft, k):
 # ---- errors of a caller's function -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("k, rule", [*((k, "token") for k in KS), (3, "block"), (3, "threshold")])
 @pytest.mark.parametrize(
     "answer, error, message",
     [
@@ -243,7 +252,7 @@ def test_a_grammar_is_followed_and_never_asked_after_its_end(draft, k):
         (torch.ones(V + 1, dtype=torch.bool), OptionError, "allowed: expected a mask of 11 booleans"),
     ],
 )
-def test_a_function_that_fails_ends_the_text_where_plain_decoding_would(answer, error, message, k):
+def test_a_function_that_fails_ends_the_text_where_plain_decoding_would(answer, error, message, k, rule):
     def allowed(ids):
         if len(ids) < len(PROMPT) + 7:
             return odd_after_even(ids)
@@ -254,7 +263,13 @@ def test_a_function_that_fails_ends_the_text_where_plain_decoding_would(answer, 
     model, options = repeating(), LONG | {"allowed": allowed}
     others = [request_for(model, PROMPT, 20, LookupDraft(1), k=2, processor=made(LONG)) for _ in range(2)]
     right = oracle_of(model, OPTIONS["allowed"])
-    request = request_for(model, PROMPT, 20, FunctionDraft(lambda ids, j: right(ids)), k=k, processor=made(options))
+    named = {
+        "k": k,
+        "processor": made(options),
+        "rule": rule,
+        "threshold": Threshold() if rule == "threshold" else None,
+    }
+    request = request_for(model, PROMPT, 20, FunctionDraft(lambda ids, j: right(ids)), **named)
     list(decode(model, [others[0], request, others[1]]))
     with pytest.raises(error, match=message):
         raise request.failure

@@ -1,7 +1,9 @@
 """Grammars: a cursor over a matcher, and both libraries behind it where they are installed."""
 
+import gc
 import json
 import random
+import weakref
 
 import pytest
 import torch
@@ -195,6 +197,16 @@ def test_without_a_library(monkeypatch):
 def test_a_model_without_an_end():
     with pytest.raises(OptionError, match="grammar: expected a model that can end a text"):
         make_matcher("json", V, [], ToyTokenizer(PIECES))
+
+
+def test_a_tokenizer_that_nobody_has_any_more_goes(library):
+    tokenizer = ToyTokenizer(PIECES, EOS)
+    gone, size = weakref.ref(tokenizer), len(grammar._prepared)
+    made = make_matcher("regex:a", V, EOS, tokenizer)
+    assert made.mask().nonzero().flatten().tolist() == [4] and len(grammar._prepared) == size + 1
+    del tokenizer, made
+    gc.collect()
+    assert gone() is None and len(grammar._prepared) <= size
 
 
 def test_the_real_vocabulary(library, smollm2):

@@ -20,6 +20,7 @@ from torch import Tensor
 from .errors import OptionError, show
 
 KINDS = ("regex", "lark", "ebnf")
+MOST_COMPILED = 64 << 20  # bytes of grammars that xgrammar keeps for the next request
 
 
 class Grammar(NamedTuple):
@@ -60,7 +61,8 @@ class Vocabulary(NamedTuple):
         tokens += [b""] * (vocab_size - known)
         for token in eos_ids:
             tokens[token] = b""
-        return cls(tokens, sorted(eos_ids), lambda text: tokenizer.encode(text, special=False))
+        held = weakref.ref(tokenizer)  # or what is kept by tokenizer would keep it
+        return cls(tokens, sorted(eos_ids), lambda text: held().encode(text, special=False))
 
 
 class Matcher(Protocol):
@@ -118,7 +120,7 @@ class XGrammar:
     @staticmethod
     def prepare(library, words: Vocabulary):
         info = library.TokenizerInfo(words.tokens, vocab_size=len(words.tokens), stop_token_ids=words.eos_ids)
-        return library.GrammarCompiler(info, max_threads=1), len(words.tokens)
+        return library.GrammarCompiler(info, max_threads=1, cache_limit_bytes=MOST_COMPILED), len(words.tokens)
 
     def __init__(self, library, prepared, grammar: Grammar):
         compiler, self.vocab_size = prepared
@@ -171,9 +173,11 @@ def make_matcher(grammar, vocab_size: int, eos_ids: Collection[int], tokenizer) 
             missing.append(f"{kind.library} ({error})")
             continue
         try:
-            return kind(library, _prepare(kind, library, tokenizer, vocab_size, eos_ids), grammar)
+            matcher = kind(library, _prepare(kind, library, tokenizer, vocab_size, eos_ids), grammar)
         except (ValueError, RuntimeError) as error:
             raise OptionError(f"grammar: {kind.library} refuses {show(grammar.text)}: {_line(error)}") from None
+        matcher.tokenizer = tokenizer  # stays as long as the matcher, which may ask for ids of a text
+        return matcher
     raise OptionError(
         f"grammar: expected a library for {grammar.kind!r} to be installed, got no {', no '.join(missing)}"
     )
