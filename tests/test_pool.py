@@ -79,7 +79,7 @@ def test_no_page_has_two_owners(kind):
             held.append((pages, turn))
         everyone = [page for pages, _ in held for page in pages]
         assert len(set(everyone)) == len(everyone) == pool.used
-    assert pool.unreached == pool.used
+    assert pool._unreached == pool.used
 
 
 def test_what_can_not_be_had(monkeypatch):
@@ -152,16 +152,14 @@ def test_pages_take_memory_when_they_are_written_and_give_it_back(kv):
     pool = Pool(WIDE, kv, "cpu", keep=10)
     pages = pool.take(60)
     assert owned() - before < page
-    for part in (pool._values, pool._scales):
-        if part is not None:
-            part[pages] = 1
+    pool._bytes[pages] = 1
     assert abs(owned() - before - 60 * page) < 0.02 * 60 * page
     pool.give(pages[20:], 0)
     assert pool.spare == 10 and abs(owned() - before - 30 * page) < 0.04 * 30 * page  # ten stay for the next request
     assert pool.take(12) == [*range(20, 30), 30, 31]  # warm ones first
     pool.give(pages[:20], 0)
     assert pool.drop_spare() == 10 * page and abs(owned() - before - 10 * page) < page  # ten are in use again
-    assert (pool._values[5] == 0).all() and (pool._values[25] == 1).all()
+    assert (pool._bytes[5] == 0).all() and (pool._bytes[25] == 1).all()
 
 
 def wide(**options):

@@ -42,7 +42,7 @@ class KVCache:
         if self.length > reached * PAGE:
             more = -(-self.length // PAGE) - reached
             self._unreached -= more
-            self.pool.unreached -= more
+            self.pool.reach(more)
 
     def grow_tree(self, chain, parents):
         """The tree that follows the next ``chain`` ids: pages for its paths. Raises MemoryError."""

@@ -53,7 +53,7 @@ class Pool:
         self._warm, self._cold = [], []  # heaps of free pages: with memory, and without
         self._fresh = 0  # the first page that nobody had so far
         self._used = 0  # pages in use
-        self.unreached = 0  # of these, pages that no text has come to: they may not be in memory yet
+        self._unreached = 0  # of these, pages that no text has come to, so that they may not be in memory yet
         self._mapping, memory = None, torch.empty(0, dtype=torch.uint8, device=device)
         if self._device.type == "cpu" and sys.platform == "linux":
             size = most * self.page_nbytes if most else max(memory_limit().nbytes, keep * self.page_nbytes)
@@ -64,19 +64,19 @@ class Pool:
         """Views of the bytes: codes [pages, layers, 2, kv_heads, PAGE, head_dim], then scales without the last."""
         c, dtype = self._config, DTYPES[self._kv]
         self._pages = memory.numel() // self.page_nbytes
-        pages = memory[: self._pages * self.page_nbytes].view(self._pages, self.page_nbytes)
+        pages = self._bytes = memory[: self._pages * self.page_nbytes].view(self._pages, self.page_nbytes)
         # A head's tokens of a page lie together, which a kernel reads one head at a time: from memory a third faster
         # than tokens with all their heads.
         form = (c.layers, 2, c.kv_heads, PAGE)
         size = torch.Size(form).numel()
         split = size * c.head_dim * dtype.itemsize
-        self._values = pages[:, :split].view(dtype).unflatten(1, (*form, c.head_dim))
-        self._scales = None
+        values = pages[:, :split].view(dtype).unflatten(1, (*form, c.head_dim))
+        scales = None
         if self._kv == "int8":
-            self._scales = pages[:, split : split + 4 * size].view(torch.float32).unflatten(1, form)
+            scales = pages[:, split : split + 4 * size].view(torch.float32).unflatten(1, form)
         by_token = lambda t, layer, which: None if t is None else t[:, layer, which].transpose(1, 2)
         self.layers = [
-            tuple(by_token(part, layer, which) for which in (0, 1) for part in (self._values, self._scales))
+            tuple(by_token(part, layer, which) for which in (0, 1) for part in (values, scales))
             for layer in range(c.layers)
         ]
 
@@ -96,18 +96,22 @@ class Pool:
                     pages.append(self._fresh)
                     self._fresh += 1
             self._used += count
-            self.unreached += count
+            self._unreached += count
             return pages
+
+    def reach(self, pages):
+        """So many more of the pages in use are in memory for sure."""
+        with self._lock:
+            self._unreached -= pages
 
     def give(self, pages, unreached):
         """Takes pages back, so many of which no text came to. Safe in ``__del__``: it waits for nobody."""
         self._returned.append((pages, unreached))
 
-    def copy(self, source, targets, tokens):
-        """Copies the first ``tokens`` tokens of a page, all layers, to other pages."""
-        for part in (self._values, self._scales):
-            if part is not None:
-                part[targets, :, :, :, :tokens] = part[source, :, :, :, :tokens].unsqueeze(0)
+    def copy(self, source, targets):
+        """Copies a page, all layers, to others. Whole: one stretch each is faster than a page's tokens head by head."""
+        for target in targets:
+            self._bytes[target].copy_(self._bytes[source])
 
     @property
     def room(self):
@@ -118,7 +122,7 @@ class Pool:
             free = self._free_memory() * 7 // 8 // self.page_nbytes
             if self._mapping is None:  # it grows by moving: for a while it is there twice
                 return max(0, free - self._pages) + len(self._warm)
-            return max(0, min(free + len(self._warm) - self.unreached, self._pages - self._used))
+            return max(0, min(free + len(self._warm) - self._unreached, self._pages - self._used))
 
     def _free_memory(self):
         if self._device.type == "cuda":
@@ -149,7 +153,7 @@ class Pool:
                 self._cool(0)
             elif freed and not self._used:
                 self._fresh, self._warm = 0, []
-                self._lay_out(self._values.new_empty(0, dtype=torch.uint8))
+                self._lay_out(self._bytes.new_empty(0))
             else:
                 freed = 0
             return freed
@@ -158,7 +162,7 @@ class Pool:
         while self._returned:
             pages, unreached = self._returned.popleft()
             self._used -= len(pages)
-            self.unreached -= unreached
+            self._unreached -= unreached
             for page in pages:
                 heapq.heappush(self._warm, page)
         if self._mapping is not None and len(self._warm) > self._keep:
@@ -178,15 +182,13 @@ class Pool:
     def _grow(self, pages):
         if self._mapping is not None:
             raise MemoryError(f"a pool of {self._pages} cache pages has no {pages - self._pages} more")
-        before = self._values, self._scales, self._pages
+        before = self._bytes
         try:
             memory = torch.empty(pages * self.page_nbytes, dtype=torch.uint8, device=self._device)
         except RuntimeError as error:
             raise MemoryError(f"cache pages: {error}") from None
         self._lay_out(memory)
-        for old, new in zip(before[:2], (self._values, self._scales), strict=True):
-            if old is not None:
-                new[: before[2]] = old
+        self._bytes[: len(before)] = before
 
 
 def _reserved(nbytes):

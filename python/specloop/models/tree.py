@@ -31,7 +31,7 @@ class Tree:
             at += count
         self.tables = [cache.table, *(cache.table_of(pages) for pages in self.pages[1:])]
         if start % PAGE and self.spare:
-            pool.copy(cache.pages[self._first], [pages[self._first] for pages in self.pages[1:]], start % PAGE)
+            pool.copy(cache.pages[self._first], [pages[self._first] for pages in self.pages[1:]])
 
     @property
     def depths(self):
