@@ -248,3 +248,21 @@ def test_a_tree_that_the_budget_has_no_room_for_is_judged_node_by_node():
         seat.accept([0])
         assert seat.length == len(PROMPT) + 1  # what is not kept is fed again
         assert model._pool.used == 1
+
+
+def test_a_drafts_cache_has_to_fit_the_budget():
+    """A request whose draft finds no room goes on without it until others have ended, and takes nothing from them."""
+    with pair_of(1, draft=parts(1), k=3) as pair:
+        target, draft = pair.model, pair._draft.version.model
+        used = pair.pressure.used(target) - target.spare_nbytes - draft.spare_nbytes
+        target.weights.budget = used + 2 * target.cache_nbytes(64) + draft.cache_nbytes(64) + 10_000
+        first, second = (pair.stream(PROMPT, max_new_tokens=40) for _ in range(2))
+        tokens = [[next(stream).token] for stream in (first, second)]
+        assert pair.pressure.used(target) <= target.budget
+        for found, stream in zip(tokens, (first, second), strict=True):
+            found += [event.token for event in stream]
+            assert stream.result.stats.memory.released == []
+        assert tokens == [alone(1, PROMPT, 40)] * 2
+        one, other = (stream.result.stats.speculation for stream in (first, second))
+        assert one.faults == [] and not one.rounds_without_draft
+        assert "memory_budget: a cache for" in str(other.faults) and other.rounds_without_draft and other.proposed

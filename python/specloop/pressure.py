@@ -48,7 +48,7 @@ class Pressure:
     """The steps over a target's and a draft's place (versions.py). ``draft_gone``: a weak reference to a function that
     is called when the draft model was given up.
 
-    All but ``watch`` and ``room`` is called with the target's lock held.
+    All but ``watch``, ``room`` and what a draft asks for is called with the target's lock held.
     """
 
     def __init__(self, target, draft, draft_gone):
@@ -62,7 +62,12 @@ class Pressure:
             self._guards.add(guarded)
 
     def serve(self, work, seats):
-        """``work()`` for some seats, tried again after each step while it fails for want of memory."""
+        """``work()`` for some seats, tried again after each step while it fails for want of memory.
+
+        At the draft's place it is tried once: a failure costs a round's drafts, and nothing is given back for them.
+        """
+        if seats[0].place is not self._target:
+            return work()
         lengths = [seat.length for seat in seats]
         while True:
             failure = None
@@ -80,17 +85,21 @@ class Pressure:
                 raise OutOfMemory(f"{_line(failure)}; given back before: {steps}")
 
     def expect(self, seat, model, capacity) -> None:
-        """Makes room in the budget for the cache that ``seat`` is about to get. Raises BudgetError if there is none."""
-        budget = getattr(model, "budget", None)
+        """Makes room in the budget for the cache that ``seat`` is about to get; for a draft's there has to be room.
+
+        Raises BudgetError if there is none.
+        """
+        target = self._target.get().model
+        budget = getattr(target, "budget", None)
         if budget is None:
             return
         needed = model.cache_nbytes(capacity)
         while True:
             more = max(0, needed - model.spare_nbytes)  # a new cache takes over spare pages
-            used = self.used(model)
+            used = self.used(target)
             if used + more <= budget:
                 return
-            if not self.release([seat]):
+            if seat.place is not self._target or not self.release([seat]):
                 raise BudgetError(
                     f"memory_budget: a cache for {capacity} tokens takes {needed} bytes, and of {budget} bytes "
                     f"{max(0, budget - used)} are left; end other requests, or choose a smaller context"

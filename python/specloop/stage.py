@@ -84,7 +84,7 @@ class Stage:
         self.load_seconds: float | None = None
         self._target, self._draft = Place(), Place()
         self.pressure = Pressure(self._target, self._draft, weakref.WeakMethod(self._draft_is_gone))
-        self._target.account = self.pressure
+        self._target.account = self._draft.account = self.pressure
         self._warm_up, self._opened, self._closed = warm_up, opened, False
         self._swapping = threading.Lock()
         self._loading = self._start(

@@ -133,7 +133,7 @@ class Seat:
     """
 
     def __init__(self, place, capacity):
-        self._place, self._capacity, self._cache = place, capacity, None
+        self.place, self._capacity, self._cache = place, capacity, None
         self.lock = place.lock
         self.eos_ids = self._version.model.eos_ids
         self.streamed_bytes = streamed_bytes(self._version.model) and 0  # read for this request's passes
@@ -142,11 +142,11 @@ class Seat:
 
     @property
     def _version(self):
-        return self._place.get()
+        return self.place.get()
 
     @property
     def generation(self):
-        return self._place.generation
+        return self.place.generation
 
     @property
     def length(self):
@@ -156,13 +156,13 @@ class Seat:
     @property
     def capacity(self):
         """Most tokens; 0 where nothing is in place."""
-        version = self._place.version
+        version = self.place.version
         return 0 if version is None else min(self._capacity, version.model.context)
 
     @property
     def resident_bytes(self) -> int | None:
         """Of the model's weights, in memory when this was used last."""
-        version = self._place.version
+        version = self.place.version
         return self._resident if version is None or self._cache is None else getattr(version.model, "nbytes", None)
 
     @property
@@ -188,14 +188,14 @@ class Seat:
     def forward(self, tokens, cache, *, last):
         """As a Model's; the caller holds the lock. Raises as :meth:`Place.forward_parts`."""
         assert cache is self
-        return self._place.forward_parts([Part(self, tokens, last)])
+        return self.place.forward_parts([Part(self, tokens, last)])
 
     def cache_of(self, model):
         """This request's cache of the model in place, made if there is none."""
         self.eos_ids = model.eos_ids
         if self._cache is None:
             capacity = self.capacity
-            account = self._place.account
+            account = self.place.account
             if account is not None:
                 account.expect(self, model, capacity)
             self._cache = model.new_cache(capacity)

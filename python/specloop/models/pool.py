@@ -19,6 +19,7 @@ from collections import deque
 
 import torch
 
+from specdec_kernels.stream.errors import BudgetError
 from specdec_kernels.stream.limits import available_memory, memory_limit
 
 PAGE = 64  # tokens per page
@@ -128,7 +129,10 @@ class Pool:
         if self._device.type == "cuda":
             kept = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
             return torch.cuda.mem_get_info(self._device)[0] + kept
-        return available_memory().nbytes
+        try:
+            return available_memory().nbytes
+        except BudgetError:  # nothing is known, so what fails will tell
+            return sys.maxsize
 
     @property
     def used(self):
