@@ -1,6 +1,7 @@
 """Arguments of the wrong kind to specdec_kernels.stream: errors that name the argument, before anything is done."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,6 +58,19 @@ LAYOUT = [("a", [("w", ["b0.w"])])]
 
 ROOM = torch.empty(1 << 15, dtype=torch.uint8)
 
+
+def with_reader(call):
+    def called(pack, value):
+        with stream.Reader(pack.files) as reader:
+            return call(reader, value)
+
+    return called
+
+
+def range_of(**fields):
+    return [SimpleNamespace(**{"file": 0, "offset": 0, "nbytes": 4096, "at": 0} | fields)]
+
+
 # name of the argument -> [(call, what it is given, error)]
 CALLS = {
     "source": [
@@ -84,6 +98,8 @@ CALLS = {
         (lambda pack, value: pack.check_block(value, ROOM), (99, -1), ValueError),
     ],
     "memory": [
+        (with_reader(lambda reader, value: reader.submit(range_of(), value)), (None, 5, "text"), TypeError),
+        (with_reader(lambda reader, value: reader.submit(range_of(), value)), (b"x", ROOM[::2]), ValueError),
         (lambda pack, value: pack.read_block(0, value), (None, 5, "text", []), TypeError),
         (lambda pack, value: pack.read_block(0, value), (b"x" * 20000, bytearray(99), ROOM[:99]), ValueError),
         (lambda pack, value: pack.read_block(0, value), (ROOM[::2], torch.empty(9, device="meta")), ValueError),
@@ -157,6 +173,23 @@ CALLS = {
         (with_writer(lambda out, value: out.matrix(value, [("a", "w")])), (None, 5, []), TypeError),
     ],
     "files": [(lambda pack, value: stream.Reader(value), (None, 5, "path", ["path"]), TypeError)],
+    "ranges": [
+        (with_reader(lambda reader, value: reader.submit(value, ROOM)), (None, 5, "x", [5]), TypeError),
+        (
+            with_reader(lambda reader, value: reader.submit(value, ROOM)),
+            (range_of(at=None), range_of(at=1.5)),
+            TypeError,
+        ),
+        (
+            with_reader(lambda reader, value: reader.submit(value, ROOM)),
+            (range_of(file=1), range_of(at=-1)),
+            ValueError,
+        ),
+    ],
+    "timeout": [
+        (with_reader(lambda reader, value: reader.submit(range_of(), ROOM).wait(value)), ("1", True), TypeError),
+        (with_reader(lambda reader, value: reader.submit(range_of(), ROOM).wait(value)), (-1, 1e400), ValueError),
+    ],
     "pread": [(lambda pack, value: stream.Reader(pack.files, pread=value), (5, "x"), TypeError)],
     "nbytes": [
         (lambda pack, value: stream.aligned_empty(value), (None, "1", 1.5, True), TypeError),

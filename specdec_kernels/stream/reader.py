@@ -20,6 +20,7 @@ import weakref
 import torch
 
 from .. import native
+from ..validate import integer
 from . import checks
 from .batch import Piece
 from .errors import StreamError
@@ -86,7 +87,7 @@ class Reader:
         """
         self._check()
         memory = _as_tensor(memory)
-        return self.start(self.pieces(ranges, memory), memory)
+        return self.start(self.pieces(_ranges(ranges), memory), memory)
 
     def pieces(self, ranges, memory):
         """What :meth:`start` wants, for whoever reads the same ranges into the same memory again and again."""
@@ -235,6 +236,8 @@ class Ticket:
         """
         reader, batch = self._reader, self._batch
         reader._check_process()
+        if timeout is not None:
+            checks.seconds("timeout", timeout)
         end = None if timeout is None else time.monotonic() + timeout
         while not batch.wait(SIGNALS if end is None else min(SIGNALS, max(0.0, end - time.monotonic()))):
             if end is not None and time.monotonic() >= end:
@@ -312,7 +315,10 @@ def _as_error(number):
 
 def _as_tensor(memory):
     if not isinstance(memory, torch.Tensor):
-        view = memoryview(memory)
+        try:
+            view = memoryview(memory)
+        except TypeError:
+            raise TypeError(f"memory: expected a tensor or a buffer, got {type(memory).__name__}") from None
         if view.readonly:
             raise ValueError("memory: expected a writable buffer, got a read-only one")
         return torch.frombuffer(view, dtype=torch.uint8) if view.nbytes else torch.empty(0, dtype=torch.uint8)
@@ -336,6 +342,18 @@ def _files(files):
         if not hasattr(file, "check_unchanged"):
             raise TypeError(f"files: expected open files such as a Pack's, got {type(file).__name__} in it")
     return files
+
+
+def _ranges(ranges):
+    ranges = checks.items("ranges", ranges, "ranges with file, offset, nbytes, at")
+    for part in ranges:
+        for field in ("file", "offset", "nbytes", "at"):
+            if not hasattr(part, field):
+                raise TypeError(
+                    f"ranges: expected ranges with file, offset, nbytes, at, got {type(part).__name__} in it"
+                )
+            integer(f"ranges: {field}", getattr(part, field))
+    return ranges
 
 
 def _check_piece(size):

@@ -4,8 +4,8 @@ A word starts as its characters. Of all neighbours that the list of merges has, 
 (leftmost, if it is there more than once) becomes one token, until no pair is left (Sennrich et al. 2016,
 arXiv 1508.07909). Here pairs wait in a heap, so a word of n characters takes O(n log n).
 
-The ``tokenizers`` library does the same with hash tables that take 11 MB for 49,000 tokens, in each process, and a
-quarter of a second to fill. This takes 2 MB: the tokens' text as it lies in the file, and the merges as sorted numbers.
+The ``tokenizers`` library does the same with hash tables, which take 11 MB for 49,000 tokens in each process. This
+takes 2 MB: the tokens' text as it lies in the file, and the merges as sorted numbers.
 """
 
 from __future__ import annotations
