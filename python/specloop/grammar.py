@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .errors import OptionError, show
+from .processors import PIECE
 
 KINDS = ("regex", "lark", "ebnf")
 MOST_COMPILED = 64 << 20  # bytes of grammars that xgrammar keeps for the next request
@@ -78,6 +79,9 @@ class Matcher(Protocol):
         """bool [V]: what may follow, an end included; None = only an end."""
 
 
+_TRUTH = bytes([0] + [1] * 255)
+
+
 class Guidance:
     """With llguidance: JSON schemas, regular expressions, its Lark, and GBNF as "ebnf"."""
 
@@ -107,9 +111,12 @@ class Guidance:
         if self.inner.is_stopped():
             self._check()
             return None
-        mask = torch.frombuffer(bytearray(self.inner.compute_logit_bias()), dtype=torch.uint8) > 0
+        mask = self.inner.compute_logit_bias()  # a byte per id: 0, or something else
         self._check()
-        return mask
+        return torch.frombuffer(bytearray(mask.translate(_TRUTH)), dtype=torch.bool)
+
+
+_BITS = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32)
 
 
 class XGrammar:
@@ -140,7 +147,8 @@ class XGrammar:
 
     def mask(self):
         self.inner.fill_next_token_bitmask(self.bits)
-        return ((self.bits[0, :, None] >> torch.arange(32, dtype=torch.int32)) & 1).flatten()[: self.vocab_size].bool()
+        words = self.bits[0, :, None].split(PIECE // 32)
+        return torch.cat([(part & _BITS).bool().flatten() for part in words])[: self.vocab_size]
 
 
 class _Words:

@@ -29,6 +29,9 @@ from .errors import OptionError, show
 from .options import Options
 
 NEVER = -math.inf
+PIECE = (
+    16384  # numbers: torch spreads more over threads and waits for all of them, for long if others want the CPU, too
+)
 
 
 class Rows:
@@ -231,7 +234,7 @@ class Allowed:
             reached.append(parent is None or (reached[parent] and self._goes_on(masks[parent], rows.tokens[row - 1])))
             masks.append(self._mask(rows, row) if reached[row] else None)
             if masks[row] is not None:
-                rows.logits[row].masked_fill_(~masks[row].to(rows.logits.device), NEVER)
+                _forbid_others(rows.logits[row], masks[row])
 
     def _goes_on(self, mask, token) -> bool:
         return token not in self.eos_ids and (mask is None or bool(mask[token]))
@@ -240,13 +243,21 @@ class Allowed:
         try:
             answer = self.function(rows.before(row))
             mask = None if answer is None else as_mask(answer, self.vocab_size, self.name)
-            if mask is not None and not mask.any():
+            if mask is not None and not any(part.any() for part in mask.split(PIECE)):
                 raise OptionError(f"{self.name}: expected at least one id to follow {len(rows.ids)} ids, got none")
             return mask
         except Exception:
             if row == 0:
                 raise
             return torch.zeros(self.vocab_size, dtype=torch.bool)
+
+
+def _forbid_others(row: Tensor, allowed: Tensor) -> None:
+    if row.device.type == "cpu":
+        for values, part in zip(row.split(PIECE), allowed.split(PIECE), strict=True):
+            values.masked_fill_(~part, NEVER)
+    else:
+        row.masked_fill_(~allowed.to(row.device), NEVER)
 
 
 def as_mask(answer, vocab_size: int, name: str = "allowed") -> Tensor:
