@@ -9,12 +9,16 @@
 3. A text of two halves, one that repeats itself and one of random ids, said by the real model's passes with its logits
    replaced: after how many rounds K has followed.
 
+``--texts FILE`` writes what plain decoding says in the five workloads instead: tests/test_draft_lengths.py plays it
+with given costs, on which no other program on the machine has an influence.
+
 Exit code 1 (not with --quick) if the best fixed K is more than 5 % faster than the automatic one, if plain decoding is
 more than 3 % faster, if the wrong draft costs more than 5 %, or if K takes more than ten rounds.
 """
 
 import argparse
 import json
+import pathlib
 import random
 import statistics
 import sys
@@ -26,6 +30,7 @@ from specloop.controller import Auto, Fixed
 from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
 from specloop.faults import GuardedDraft
+from specloop.options import check_request
 from specloop.pair import load
 from specloop.request import Request
 
@@ -46,6 +51,17 @@ def workloads(vocab_size):
         "code": (of("code"), {"temperature": 0.0}),
         "random text": (noise, {"temperature": 1.0, "chat": False}),
     }
+
+
+def plain_texts(pair, tokens=128):
+    """workload -> [[ids of the prompt, ids of the text], ...]."""
+    texts = {}
+    for name, (prompts, options) in workloads(pair.model.vocab_size).items():
+        texts[name] = []
+        for seed, prompt in enumerate(prompts):
+            text = pair.generate(prompt, max_new_tokens=tokens, seed=seed, draft="none", **options).tokens
+            texts[name].append([pair.encode(prompt, check_request(**options)), text])
+    return texts
 
 
 def compare(pair, prompts, options, ways, rounds, tokens):
@@ -183,12 +199,16 @@ def main():
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--workload", action="append", help="only this one; may be repeated")
+    parser.add_argument("--texts", help="write the workloads' texts to this file")
     parser.add_argument("--quick", action="store_true", help="a few tokens, to see that it works")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     rounds, tokens, fixed = (1, 8, (2,)) if given.quick else (given.rounds, given.tokens, FIXED)
     pair = load("smollm2")
     pair.ready()
+    if given.texts:
+        pathlib.Path(given.texts).write_text(json.dumps(plain_texts(pair), separators=(",", ":")), encoding="ascii")
+        return
     ways = {"plain": {"draft": "none"}, "again": {"draft": "none"}, **{str(k): {"k": k} for k in fixed}, "auto": {}}
     result = {"costs_ms": [1e3 * s for s in pair.costs.measured], "workloads": []}
     if not given.json:

@@ -57,8 +57,10 @@ def test_all_accepted_means_the_most_rows():
     assert ks[-30:] == [8] * 30 and tokens / cost > 4
 
 
-def test_none_accepted_costs_less_than_three_percent():
-    ks, cost, tokens = feed(Auto(CHEAP), 0.0, 400)
+@pytest.mark.parametrize("strength", [0, 2, 5, 9, 20, 100])
+def test_none_accepted_costs_less_than_three_percent(strength):
+    """However much the draft's strength promises."""
+    ks, cost, tokens = feed(Auto(CHEAP), 0.0, 400, strength)
     assert tokens == 400 and cost < 1.03 * 400
     assert ks[30:].count(0) > 350
 
@@ -94,7 +96,7 @@ def test_k_rises_and_falls_with_the_text():
     first = next(i for i, k in enumerate(ks) if k)
     assert first <= pause and ks[first + 10] == 8
     ks, _, _ = feed(auto, 0.0, 40)
-    assert min(ks[:20]) <= 4 and max(ks[30:]) <= 1
+    assert min(ks[:20]) <= 4 and ks[30:].count(0) >= 9
 
 
 def test_long_matches_do_not_pay_for_short_ones():
@@ -140,7 +142,8 @@ def test_off_reason():
 
 
 def test_a_dear_draft_is_not_used():
-    assert set(feed(Auto(CHEAP, draft_cost=2.0), 1.0, 15)[0]) == {0}
+    ks = feed(Auto(CHEAP, draft_cost=2.0), 1.0, 300)[0]
+    assert ks.count(0) >= 290
 
 
 def test_fixed_takes_what_there_is():
@@ -157,13 +160,16 @@ def test_a_match_that_grows_round_by_round_is_a_reason_to_try():
     assert waited <= STREAK + 1
 
 
-def test_a_partly_accepted_probe_neither_hurries_nor_slows_the_next():
-    for accepted, pause in ((0, 2 * FIRST_PAUSE), (1, FIRST_PAUSE), (2, FIRST_PAUSE)):
-        auto = Auto(CHEAP, draft_cost=2.0)  # never pays
-        while not auto.choose((0, 8)):
-            pass
-        auto.observe((0, 8), 2, accepted)
-        assert auto.pause == pause and auto.skipped == 0
+def test_a_probe_that_goes_better_than_expected_brings_the_next_ones_near():
+    """Acceptance has moved. One that goes well, as expected, has nothing new to say: the cost is what keeps K at 0."""
+    for rate, outcomes in ((0.0, (False, True, True)), (0.5, (False, False, True)), (0.95, (False, False, False))):
+        for accepted, near in enumerate(outcomes):
+            (auto,) = crew([rate], CHEAP, draft_cost=2.0)  # never pays
+            auto.pause = 64
+            while not auto.choose((0, 8)):
+                pass
+            auto.observe((0, 8), 2, accepted)
+            assert auto.pause == (FIRST_PAUSE if near else 128) and auto.skipped == 0, (rate, accepted)
 
 
 def test_decisions_are_a_function_of_the_committed_ids():
@@ -325,9 +331,9 @@ def test_a_verification_that_takes_too_long_is_followed_by_rounds_without_drafts
 
     assert [rounds_without(0.01) for _ in range(3)] == [0, 0, 0] and controller.off_reason() is None
     waits = [rounds_without(5.0) for _ in range(6)]
-    assert waits == [16, 32, 64, 128, 256, 256]
+    assert waits == [8, 16, 32, 64, 128, 256]
     assert "a verification took 5.00 s, the limit is" in controller.off_reason()
-    assert rounds_without(0.01) == 0 and controller.off_reason() is None and rounds_without(5.0) == 16
+    assert rounds_without(0.01) == 0 and controller.off_reason() is None and rounds_without(5.0) == 8
 
 
 def test_what_is_over_the_limit():

@@ -27,7 +27,7 @@ from .costs import CostCurve
 K_MAX = 8
 DECAY = 0.9  # in simulated play as good as 0.97 on even text and 5 % better on text that changes every 30 rounds
 MIN_SPEEDUP = 1.03  # below this, drafting is noise
-FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # rounds between probes while drafting does not pay
+FIRST_PAUSE, LONGEST_PAUSE = 8, 256  # rounds between probes while drafting does not pay
 PROBE = 2
 STREAK = 4  # rounds in which a match grew by an id each, without drafts: they would have been right
 PRIOR_WEIGHT = 2.0
@@ -43,30 +43,34 @@ def cell(strength: int) -> int:
 
 def prior(strength: int) -> float:
     """A guess at acceptance before anything was counted: about what lookups of that length get in chat and code."""
-    return strength / (strength + 2.0) if strength else 0.5
+    return strength / (strength + 1.5) if strength else 0.5
 
 
 @dataclass(slots=True)
 class Counter:
+    """Acceptance as it was counted, the last ten or so, and as it is believed where there is little."""
+
     hits: float = 0.0
     trials: float = 0.0
+    weight: float = PRIOR_WEIGHT  # of the belief, in trials
 
     def observe(self, hit: bool) -> None:
-        self.fade()
-        self.hits += hit
-        self.trials += 1
+        self.hits = self.hits * DECAY + hit
+        self.trials = self.trials * DECAY + 1
+        self.weight *= DECAY  # or what never hits would be drafted forever
 
     def fade(self) -> None:
         """What was counted long ago weighs less than what is believed."""
         self.hits *= DECAY
         self.trials *= DECAY
+        self.weight += (PRIOR_WEIGHT - self.weight) * (1 - DECAY)
 
     def rate(self, belief: float) -> float:
-        return (self.hits + PRIOR_WEIGHT * belief) / (self.trials + PRIOR_WEIGHT)
+        return (self.hits + self.weight * belief) / (self.trials + self.weight)
 
 
 class TimeLimit:
-    """Passes with drafts that take too long are followed by rounds without: 16, then 32, ... 256 of them.
+    """Passes with drafts that take too long are followed by rounds without: 8, then 16, ... 256 of them.
 
     ``seconds``: the limit; None = 10 times what such a pass was measured to take (without measurements: the shortest
     pass so far), and at least one second.
@@ -188,6 +192,7 @@ class Auto:
         if not proposed:
             return
         strength = outlook[0]
+        expected = sum(self.survival((strength, proposed))) if self.probing else 0.0
         for j in range(proposed):
             counter = self.counter(strength, j)
             if j <= accepted:
@@ -195,10 +200,8 @@ class Auto:
             else:
                 counter.fade()
         if self.probing:
-            if accepted == proposed:  # the text has changed
-                self.pause = FIRST_PAUSE
-            elif not accepted:
-                self.pause = min(self.pause * 2, LONGEST_PAUSE)
+            surprise = accepted > expected + 0.5  # acceptance has moved
+            self.pause = FIRST_PAUSE if surprise else min(self.pause * 2, LONGEST_PAUSE)
             self.skipped, self.streak, self.probing = 0, 0, False
 
     def off_reason(self) -> str | None:
