@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import random
+from collections import Counter
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from specloop.drafts.lookup import LookupDraft
 from specloop.errors import OptionError
 from specloop.grammar import Cursor
 from specloop.options import check_request
-from specloop.processors import Allowed, Processor, make_processor
+from specloop.processors import Allowed, Penalties, Processor, make_processor
 from specloop.threshold import Threshold
 
 V, END, PROMPT, TOKENS = 11, 9, [1, 2, 1, 2, 1], 40
@@ -117,6 +118,17 @@ def test_requests_with_options_of_their_own_share_rounds(kind):
     list(decode(model, crew))
     for request, options in zip(requests, [*OPTIONS.values(), {}], strict=True):
         assert request.ids[len(PROMPT) :] == plainly(repeating(), PROMPT, TOKENS, **options)
+
+
+@pytest.mark.parametrize("kind", ["oracle", "flaky", "forbidden", "tree"])
+def test_what_was_counted_is_a_recount_of_the_text(kind):
+    options, model = OPTIONS["penalties"], repeating()
+    request = run(model, options, draft=drafts_of(model, options)[kind], k=5)
+    penalties = next(step for step in request.processor.steps if isinstance(step, Penalties))
+    ids, counted = request.ids, penalties._ids
+    assert counted == ids[: len(counted)] and len(ids) - 6 <= len(counted) < len(ids)  # as of the last round
+    counts = dict(zip(penalties._tokens.tolist(), penalties._count.tolist(), strict=True))
+    assert {t: n for t, n in counts.items() if n} == Counter(counted[len(PROMPT) :]) and set(counts) == set(counted)
 
 
 class TooFew(Processor):

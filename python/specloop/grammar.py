@@ -22,6 +22,8 @@ from .processors import PIECE
 
 KINDS = ("regex", "lark", "ebnf")
 MOST_COMPILED = 64 << 20  # bytes of grammars that xgrammar keeps for the next request
+_TRUTH = bytes([0] + [1] * 255)  # of llguidance's bytes
+_BITS = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32)  # of xgrammar's words
 
 
 class Grammar(NamedTuple):
@@ -79,9 +81,6 @@ class Matcher(Protocol):
         """bool [V]: what may follow, an end included; None = only an end."""
 
 
-_TRUTH = bytes([0] + [1] * 255)
-
-
 class Guidance:
     """With llguidance: JSON schemas, regular expressions, its Lark, and GBNF as "ebnf"."""
 
@@ -114,9 +113,6 @@ class Guidance:
         mask = self.inner.compute_logit_bias()  # a byte per id: 0, or something else
         self._check()
         return torch.frombuffer(bytearray(mask.translate(_TRUTH)), dtype=torch.bool)
-
-
-_BITS = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32)
 
 
 class XGrammar:
