@@ -1,13 +1,15 @@
 """Where the time of a decoder pass goes: in compiled code or in Python, and which call takes how long for its bytes.
 
-    python bench/bench_pass.py [--rows 1 5] [--past N] [--kv int8|f16|f32] [--rounds N] [--quick] [--json]
+    python bench/bench_pass.py [--rows 1 5] [--past N] [--kv int8|f16|f32] [--shared] [--rounds N] [--quick] [--json]
 
 A pass of SmolLM2-135M (int8) over a few rows behind ``--past`` tokens, made by ``Llama.forward``; the same without its
 compiled calls, in turn with it: that is Python's share. Then every call by itself, with the bytes of weights, keys and
-values that it reads, and their rate in percent of a plain read with as many threads.
+values that it reads, and their rate in percent of a plain read with as many threads. ``--shared``: passes for several
+requests, and for trees of drafts, against the passes of as many rows that one request makes, in turn.
 """
 
 import argparse
+import functools
 import json
 import statistics
 import time
@@ -16,6 +18,7 @@ from collections import defaultdict
 import torch
 
 from specdec_kernels import native
+from specloop.models.base import Part
 from specloop.pair import load
 
 
@@ -78,11 +81,49 @@ def measure(model, rows, past, rounds):
     }
 
 
+REQUESTS = {
+    "2 requests": [1, 1],
+    "4 requests": [1] * 4,
+    "8 requests": [1] * 8,
+    "4 requests of 5": [5] * 4,
+    "1 + 2 + 5 + 9": [1, 2, 5, 9],
+}
+TREES = {
+    "tree of 2 paths": [-1, 0, 0, 1],
+    "tree of 4 paths": [-1, -1, 0, 0, 1, 2, 2, 6],
+    "tree of 8 paths": [-1] * 8,
+}
+
+
+def shared(model, past, rounds):
+    """Seconds of passes for several requests and of trees, and of one request's with as many rows: medians, in turn."""
+    ids = list(range(100, 100 + past))
+    caches = [model.new_cache(past + 32) for _ in range(8)]
+    for cache in caches:
+        model.forward(ids, cache, last=0)
+
+    def forward(*parts):
+        model.forward_parts([Part(cache, [7] * n, n, tree) for cache, (n, tree) in zip(caches, parts, strict=False)])
+        for cache in caches:
+            cache.truncate(past)
+
+    ways = {name: [(n, None) for n in rows] for name, rows in REQUESTS.items()}
+    ways |= {name: [(1 + len(parents), parents)] for name, parents in TREES.items()}
+    for name, parts in ways.items():
+        runs = functools.partial(forward, *parts), functools.partial(forward, (sum(n for n, _ in parts), None))
+        for run in (*runs, *runs):
+            run()  # captured the second time
+        times = [[seconds(run) for run in runs] for _ in range(rounds)]
+        several, one = (statistics.median(t) * 1e3 for t in zip(*times, strict=True))
+        yield {"way": name, "rows": sum(n for n, _ in parts), "ms": several, "one_request_ms": one}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--past", type=int, default=256, help="tokens in the cache")
     parser.add_argument("--kv", default="int8")
+    parser.add_argument("--shared", action="store_true", help="also passes for several requests and trees")
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--quick", action="store_true", help="9 rounds")
     parser.add_argument("--json", action="store_true")
@@ -95,6 +136,7 @@ def main():
     report["read_gb_per_s"] = plain
     rounds = 9 if options.quick else options.rounds
     report["passes"] = [measure(model, rows, options.past, rounds) for rows in options.rows]
+    report["shared"] = list(shared(model, options.past, rounds)) if options.shared else []
     if options.json:
         print(json.dumps(report))
         return
@@ -109,6 +151,11 @@ def main():
                 f"  {line['call']:<16} {line['count']:>3} x {line['us_each']:7.1f} us  {line['mb']:7.1f} MB  "
                 f"{line['gb_per_s']:5.1f} GB/s  {100 * line['gb_per_s'] / plain:4.0f} % of a read"
             )
+    if report["shared"]:
+        print("\nin one pass: ms, beside one request with as many rows")
+    for p in report["shared"]:
+        ratio = p["ms"] / p["one_request_ms"]
+        print(f"  {p['way']:<16} {p['rows']:>3} rows {p['ms']:7.2f} {p['one_request_ms']:7.2f}  {ratio:.2f}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ DRAFT, LOOKUP, VOCABULARY, LOADING, SWAP = (
 LAW, CHAIN, TREE, SEQUENCES = (f"test_{x}.py" for x in ("decode_law", "law_chain", "law_tree", "law_sequences"))
 TREES, LAYOUT, RULES = "test_verify_trees.py", "test_verify_layout.py", "test_verify_rules.py"
 LLAMA, ATTENTION, LINEAR, ROLLBACK = (f"test_{x}.py" for x in ("llama", "attention_rows", "linear", "kv_rollback"))
+POOL, RAGGED, PATHS = (f"test_{x}.py" for x in ("pool", "ragged_pass", "tree_pass"))
 CLI, PLAN, SOAK, GGUF, REAL = (f"test_{x}.py" for x in ("cli", "plan", "soak_batches", "models_gguf", "smollm2"))
 
 EVERYWHERE = [(LOOPS, "test_settings"), (LOOPS, "test_all_settings")]
@@ -58,6 +59,8 @@ REPORTS = {
     "A7": (
         "mlx-lm 1423, 1109; llama.cpp 25618; vllm 7627",
         (LLAMA, "test_rows_are_bit_equal_alone_and_together"),
+        (RAGGED, "test_rows_are_those_of_requests_alone"),
+        (PATHS, "test_nodes_have_the_bits_of_their_paths"),
         (ATTENTION, "test_a_row_does_not_depend_on_its_neighbours"),
         (REAL, "test_speculation_changes_no_token"),
     ),
@@ -98,7 +101,12 @@ REPORTS = {
     ),
     "B6": ("mlx-swift-lm 173", (ROLLBACK, "test_kept_bytes_stay_and_rejected_ones_leave_no_trace")),
     "B7": ("aprender 2014", (DECODE, "test_a_cache_that_forgets_instead_of_rolling_back_would_show")),
-    "B8": ("exllamav3 b2dd4ea", (BATCH, "test_rows_advance_at_their_own_pace"), *EVERYWHERE),
+    "B8": (
+        "exllamav3 b2dd4ea",
+        (BATCH, "test_rows_advance_at_their_own_pace"),
+        (RAGGED, "test_rows_are_those_of_requests_alone"),
+        *EVERYWHERE,
+    ),
     "B10": (
         "Rapid-MLX 2739, llama.cpp 28049",
         (CASES, "test_b10_the_next_request_with_the_same_beginning_starts_cold"),
@@ -113,8 +121,14 @@ REPORTS = {
         "vllm 9995, TensorRT-LLM 12188, 9279",
         (PLAN, "test_report_68_what_is_reserved_comes_first"),
         (LOADING, "test_the_draft_counts_in_the_budget"),
+        (POOL, "test_b12_room_is_the_budget_over_what_a_request_takes_with_its_draft"),
+        (POOL, "test_a_drafts_cache_has_to_fit_the_budget"),
     ),
-    "B13": ("llama.cpp 27155", (SOAK, "test_memory_stays_flat")),
+    "B13": (
+        "llama.cpp 27155",
+        (POOL, "test_b13_two_hundred_short_requests_leave_nothing_behind"),
+        (SOAK, "test_memory_stays_flat"),
+    ),
     "B14": (
         "openvino.genai 3394, llama.cpp 26968",
         (LOADING, "test_the_draft_counts_in_the_budget"),
@@ -124,6 +138,7 @@ REPORTS = {
         "exllamav2 274",
         (DECODE, "test_the_context_is_used_to_its_end_and_not_beyond"),
         (DRAFT, "test_a_text_longer_than_the_drafts_context"),
+        (PATHS, "test_the_end_of_the_cache"),
     ),
     # C. Ends
     "C1": (
