@@ -51,7 +51,7 @@ def test_texts_over_several_rounds(k, rule):
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_temperatures_and_filters(name):
-    assert off(3, 2, 3, FILTERS[name]) < EXACT
+    assert off(3, 2, 3 if name == "T=1" else 4, FILTERS[name]) < EXACT
 
 
 @pytest.mark.slow
@@ -68,7 +68,7 @@ def test_a_draft_that_knows_fewer_ids(ids, rule):
     """What it can't say comes from the target; with filters over what it can say."""
     drafter = Cut(rows(1, 3), 3, ids)
     for sampling in (ONE, {"temperature": 0.7, "top_k": 1}):
-        assert off(3, 2, 3, sampling, make=lambda s=sampling: model_draft(drafter, 3, s), rule=rule) < EXACT
+        assert off(3, 2, 4, sampling, make=lambda s=sampling: model_draft(drafter, 3, s), rule=rule) < EXACT
 
 
 def test_a_draft_whose_vocabulary_is_filled_up_to_less():
