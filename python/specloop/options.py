@@ -119,11 +119,12 @@ def check_request(
     may come next, as V booleans, as ids, or None for everything; ``grammar``: see grammar.py.
 
     Drafting: ``draft``: "auto" is ``loaded``; others are "lookup" and "none". ``k``: "auto" or drafts per round;
-    ``tree``: most nodes of a tree of drafts, which only a model makes. There are no drafts beyond ``draft_until`` ids,
-    nor for a while after ``max_fallbacks`` rounds in a row in which drafting failed, where ``on_fallbacks`` "stop" ends
-    the text instead. ``verify_timeout``: seconds for a pass; a longer one is followed by rounds without drafts.
-    ``rule``: "lossless", "block" (lossless, too) or "threshold" (lossy): starts at ``theta`` and adapts it so that
-    over ``theta_window`` tokens a share of ``agreement`` is what greedy decoding would have said.
+    ``tree``: most nodes of a tree of drafts, ``k`` deep (1: a set of candidates for the next id), which only a model
+    makes. There are no drafts beyond ``draft_until`` ids, nor for a while after ``max_fallbacks`` rounds in a row in
+    which drafting failed, where ``on_fallbacks`` "stop" ends the text instead. ``verify_timeout``: seconds for a pass;
+    a longer one is followed by rounds without drafts. ``rule``: "lossless", "block" (lossless, too) or "threshold"
+    (lossy): starts at ``theta`` and adapts it so that over ``theta_window`` tokens a share of ``agreement`` is what
+    greedy decoding would have said.
 
     What comes back: ``logprobs`` n adds each id's log-probability and the n best; ``callback(event)`` sees every event.
 
