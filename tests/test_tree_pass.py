@@ -13,7 +13,8 @@ from specloop.models.pool import PAGE, Pool
 from test_ragged_pass import TOKENS, started
 from tiny_llama import CONFIG, build
 
-TREES = ([], [-1], [-1, -1, -1], [-1, 0, 1, 2], [-1, -1, 0, 0, 1, 2, 2, 6], [-1, 0, 0, -1, 3, 1, 1, 4, 7, 7, 7, 10])
+BUSHY, DEEP = [-1, -1, 0, 0, 1, 2, 2, 6], [-1, 0, 0, -1, 3, 1, 1, 4, 7, 7, 7, 10]
+TREES = ([], [-1], [-1, -1, -1], [-1, 0, 0], [-1, 0, 1, 2], BUSHY, DEEP)
 
 
 def alone(model, text, ids):
@@ -63,7 +64,7 @@ def test_nodes_have_the_bits_of_their_paths(dtype, kv):
 
 
 def test_every_place_in_a_page():
-    check(build("int8"), starts=(0, 1, 60, 61, 63, 65, 126, 127, 128), trees=TREES[3:])
+    check(build("int8"), starts=(0, 1, 60, 61, 63, 65, 126, 127, 128), trees=[BUSHY, DEEP])
 
 
 def test_a_path_that_is_not_accepted_leaves_no_trace():
@@ -71,7 +72,7 @@ def test_a_path_that_is_not_accepted_leaves_no_trace():
 
 
 def test_long_chains_before_a_tree():
-    check(build("int8"), starts=(0, 60), chains=(60, 70, 126, 140), trees=TREES[4:])
+    check(build("int8"), starts=(0, 60), chains=(60, 70, 126, 140), trees=[BUSHY, DEEP])
 
 
 @pytest.mark.parametrize("name", native.ISA_NAMES)
@@ -79,7 +80,7 @@ def test_every_instruction_set(name):
     if not native.cpu.set_isa(name):
         pytest.skip(f"this machine can't run {name}")
     try:
-        check(build("int8"), starts=(62,), trees=TREES[4:])
+        check(build("int8"), starts=(62,), trees=[BUSHY, DEEP])
     finally:
         native.cpu.set_isa(native.cpu.machine_isa())
 
@@ -95,9 +96,9 @@ def test_trees_and_chains_share_a_pass():
         texts = [TOKENS[rng.randrange(99) :][: rng.choice((3, 62, 63, 64, 100))] for _ in range(4)]
         caches = [started(model, text) for text in texts]
         ids = [drawn(rng, n) for n in (1, 4)]
-        trees = [(drawn(rng, 1), drawn(rng, len(parents)), parents) for parents in (TREES[4], TREES[5])]
-        parts = [Part(caches[0], ids[0], 1), Part(caches[2], trees[0][0] + trees[0][1], 9, TREES[4]),
-                 Part(caches[1], ids[1], 2), Part(caches[3], trees[1][0] + trees[1][1], 13, TREES[5])]  # fmt: skip
+        trees = [(drawn(rng, 1), drawn(rng, len(parents)), parents) for parents in (BUSHY, DEEP)]
+        parts = [Part(caches[0], ids[0], 1), Part(caches[2], trees[0][0] + trees[0][1], 9, BUSHY),
+                 Part(caches[1], ids[1], 2), Part(caches[3], trees[1][0] + trees[1][1], 13, DEEP)]  # fmt: skip
         got = model.forward_parts(parts).clone()
         want = [
             model.forward(ids[0], started(model, texts[0]), last=1).clone(),
