@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+import specdec_kernels
 import specloop
 import specloop.candidates
 from scripted import Scripted
@@ -58,6 +59,19 @@ def test_huge_logits_overflow_nothing():
     assert dict(found) == pytest.approx({0: math.log(0.5), 2: math.log(0.5)})
 
 
+def test_an_infinite_logit_is_certain():
+    """The first of them, as where it is sampled."""
+    row = torch.tensor([1.0, math.inf, 2.0, math.inf])
+    assert likeliest(row, None, 3) == [(1, 0.0)]
+    assert int(specdec_kernels.sample(row[None], seed=torch.tensor([1]), position=torch.tensor([1]))) == 1
+
+
+@pytest.mark.parametrize("temperature", [1e-38, 1e-3, 1e3])
+def test_any_temperature(temperature):
+    found = likeliest(torch.tensor([1.0, 3.0, 2.0]), None, 3, temperature)
+    assert found[0][0] == 1 and not any(math.isnan(log) or log > 0 for _, log in found)
+
+
 def test_a_cut_vocabulary_answers_in_ids_of_the_whole_one():
     model = Scripted(lambda prefix: [0.0, 2.0, 1.0], 3)
     model.vocab_size, model.draft_ids = 10, [2, 5, 9]
@@ -90,6 +104,7 @@ def test_what_is_no_model_is_refused():
         specloop.generate_candidates("smollm2", PROMPT)
 
 
-def test_logits_of_nan_are_a_fault():
+@pytest.mark.parametrize("row", [[math.nan, 0.0], [-math.inf, -math.inf], [math.nan, math.inf]], ids=str)
+def test_logits_without_a_candidate_are_a_fault(row):
     with pytest.raises(ModelFault, match="NaN"):
-        specloop.generate_candidates(Scripted(lambda prefix: [math.nan, 0.0], 2), [0], 1)
+        specloop.generate_candidates(Scripted(lambda prefix: row, 2), [0], 1)

@@ -61,7 +61,7 @@ def _best(forwards, cache, model, ids, k):
         forwards.forward(ids[start : min(start + CHUNK, last)], cache, last=0)
     found = likeliest(forwards.forward(ids[last:], cache, last=1)[0], cut, k)
     if found is None:
-        raise ModelFault(f"no token at position {len(ids)} has a probability: the model's logits are NaN")
+        raise ModelFault(f"no token at position {len(ids)} has a probability: the model's logits are NaN or -inf")
     return found
 
 
@@ -77,16 +77,21 @@ def _checked(context, vocab_size, most):
 
 
 def likeliest(row, ids, n: int, temperature: float = 1.0) -> list[tuple[int, float]] | None:
-    """The ``n`` best of a row of raw logits [V] as (id, log-probability), ties by lower id; None if it has a NaN.
+    """The ``n`` best of a row of raw logits [V] as (id, log-probability), best first, ties by lower id, none that is
+    impossible; None if the row has a NaN or no candidate. A +inf is certain.
 
     ``ids``: what the row's columns stand for (a tensor), or None.
     """
     import torch
 
-    logs = torch.log_softmax(row.float() / temperature, -1)  # the largest logit counts as 0: no overflow
-    least = logs.topk(min(n, len(logs))).values[-1]
-    if least.isnan():  # one NaN and all are
+    row = row.float()
+    top = row.max()
+    if top.isnan() or top == -torch.inf:
         return None
-    at = (logs >= least).nonzero()[:, 0]
+    if top == torch.inf:
+        row = torch.full_like(row, -torch.inf).index_fill_(0, row.argmax(), 0.0)  # of several the first, as in verify
+        top = 0.0
+    logs = torch.log_softmax((row - top) / temperature, -1)
+    at = (logs >= logs.topk(min(n, len(logs))).values[-1]).nonzero()[:, 0]
     found = sorted(zip((-logs[at]).tolist(), at.tolist(), strict=True))[:n]
     return [(i if ids is None else int(ids[i]), -minus) for minus, i in found if minus != float("inf")]

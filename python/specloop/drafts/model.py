@@ -70,52 +70,43 @@ class ModelDraft:
             deadline = time.perf_counter() + SLOW_SECONDS
             if self.tree:
                 return self._grow(k, deadline)
-            if self.sampling is not None and self.sampling.temperature:
-                return self._draw(k, deadline)
-            return self._follow(k, deadline)
+            return self._chain(k, deadline)
 
-    def _follow(self, k, deadline):
-        """The chain of the likeliest ids."""
-        found, fault = [], None
+    def _chain(self, k, deadline):
+        drawn = self.sampling is not None and self.sampling.temperature > 0
+        pick, found, fault = self._draw() if drawn else _best, [], None
         while len(found) < k and fault is None:
-            row = self._row(found)
-            best = int(row.argmax())
-            if row[best].isnan():
-                fault = f"the draft's logits of token {len(found) + 1} have NaN"
+            column = pick(self._row(found), len(found))
+            if column < 0:
+                fault = f"the draft's logits of token {len(found) + 1} have NaN, or no candidate"
                 break
-            found.append(best if self._map is None else int(self._map[best]))
+            found.append(column if self._map is None else int(self._map[column]))
             if found[-1] in self.seat.eos_ids:
                 break
             fault = _late(deadline, found, k)
-        return Proposal(found, fault=fault)
+        if not drawn or not found:
+            return Proposal(found, fault=fault)
+        return Proposal(found, None, self._rows[: len(found)], self._map, fault)
 
-    def _draw(self, k, deadline):
-        """A chain drawn from the model's law, with the rows that it was drawn from."""
+    def _draw(self):
+        """A function that draws from a row of logits, as token number ``i`` of this round, and keeps the row."""
         import torch
 
         from specdec_kernels import sample
 
-        s, found, fault = self.sampling, [], None
-        where = {"seed": torch.tensor([s.seed]), "position": torch.tensor([len(self._ids)])}
+        s = self.sampling
+        numbers = {"seed": torch.tensor([s.seed]), "position": torch.tensor([len(self._ids)])}
         filters = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p}
-        while len(found) < k and fault is None:
-            i, row = len(found), self._row(found)
-            if self._rows is None or self._rows.shape[1] != len(row) or self._rows.device != row.device:
-                self._rows = row.new_empty(self.max_tokens, len(row))
-            if row.device != where["seed"].device:
-                where = {name: value.to(row.device) for name, value in where.items()}
-            self._rows[i].copy_(row)  # the model's own memory serves the next pass, of whichever request
-            drawn = int(sample(self._rows[i : i + 1], stream=0, index=i, **where, **filters))
-            if drawn < 0:
-                fault = f"the draft's logits of token {i + 1} have NaN, or are all -inf"
-                break
-            found.append(drawn if self._map is None else int(self._map[drawn]))
-            if found[-1] in self.seat.eos_ids:
-                break
-            fault = _late(deadline, found, k)
-        if not found:
-            return Proposal([], fault=fault)
-        return Proposal(found, None, self._rows[: len(found)], self._map, fault)
+
+        def draw(row, i):
+            rows = self._rows
+            if rows is None or rows.shape[1] != len(row) or rows.device != row.device:
+                rows = self._rows = row.new_empty(self.max_tokens, len(row))
+            rows[i].copy_(row)  # the model's own memory serves the next pass, of whichever request
+            where = {name: number.to(row.device) for name, number in numbers.items()}
+            return int(sample(rows[i : i + 1], stream=0, index=i, **where, **filters))
+
+        return draw
 
     def _grow(self, k, deadline):
         """The tree of the likeliest nodes, none deeper than ``k``."""
@@ -126,7 +117,7 @@ class ModelDraft:
         while True:
             found = likeliest(self._row(path), self._map, self.tree - len(tokens), temperature)
             if found is None:
-                fault = f"the draft's logits behind {len(path)} tokens have NaN"
+                fault = f"the draft's logits behind {len(path)} tokens have NaN, or no candidate"
                 break
             for token, log in found:
                 heapq.heappush(front, (reach - log, next(number), token, node))
@@ -173,6 +164,12 @@ class ModelDraft:
         logits = self.seat.forward(tokens, self.seat, last=last)
         self._held += tokens
         return logits
+
+
+def _best(row, _):
+    """The likeliest column; -1 if the row has a NaN."""
+    best = int(row.argmax())
+    return -1 if row[best].isnan() else best
 
 
 def _late(deadline, found, wanted):
