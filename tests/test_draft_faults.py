@@ -417,6 +417,21 @@ def test_a_slow_model_is_stopped_between_its_steps(impatient, tree):
     assert 1 <= len(found) < 8 and "TimeoutError" in draft.faults[0] and "took more than 0.05 s" in draft.faults[0]
 
 
+@pytest.mark.parametrize("tree", [0, 6])
+def test_a_model_that_is_known_to_be_slow_has_the_time_it_needs(impatient, tree):
+    model = target()
+    forward = model.forward
+
+    def slowly(tokens, cache, *, last):
+        time.sleep(0.03)
+        return forward(tokens, cache, last=last)
+
+    model.forward = slowly
+    draft = GuardedDraft(model_draft(model, VOCAB, tree=tree, cost=0.03), VOCAB)
+    draft.outlook([1])
+    assert len(draft.propose(6)) == 6 and draft.faults == []
+
+
 def test_reading_a_long_prompt_is_not_a_slow_proposal(impatient):
     model = target()
     forward = model.forward

@@ -209,7 +209,7 @@ class Speculation(Counts):
     def _switched(self, reason: str | None) -> None:
         """Notes when drafting goes off, with the reason, and when it comes back."""
         if (reason is None) != (self.off_reason is None):
-            self._note(*(("on", "drafting pays again") if reason is None else ("off", reason)))
+            self._note(*(("on", "drafting again") if reason is None else ("off", reason)))
         self.off_reason = reason
 
     def _note(self, event, reason) -> None:

@@ -28,20 +28,26 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+PATIENCE = 10.0  # times the measured cost
+
+
 class ModelDraft:
     """``seat``: the draft model with a cache (versions.Seat). ``vocab_size``: of the target; ids beyond it are padding
     in one model or the other and are never proposed. ``max_tokens``: most per chain; of a tree, how deep it may be.
 
     ``sampling``: the request's; None = greedy. ``ids``: the target's ids that the columns of the model's logits stand
     for (vocabulary.py); None = its first columns are the target's ids. ``tree``: most nodes of a tree; 0 = chains.
+    ``cost``: seconds of a pass, as measured: a slow model may take its time, but not ten times as long.
     """
 
     name = "model"
     timely = True
 
-    def __init__(self, seat, vocab_size: int, max_tokens: int = 8, sampling=None, ids: Tensor | None = None, tree=0):
+    def __init__(
+        self, seat, vocab_size: int, max_tokens: int = 8, sampling=None, ids: Tensor | None = None, tree=0, cost=0.0
+    ):
         self.seat, self.vocab_size, self.max_tokens = seat, vocab_size, max_tokens
-        self.sampling, self.tree, self._map = sampling, tree, ids
+        self.sampling, self.tree, self.cost, self._map = sampling, tree, cost, ids
         self._ids: list[int] = []  # committed
         self._held: list[int] = []  # what the cache holds, unless it was lost
         self._agreed = 0  # so many of these are committed
@@ -67,7 +73,8 @@ class ModelDraft:
             if not k:
                 return Proposal([])
             self._hold(self._ids[:-1])
-            deadline = time.perf_counter() + SLOW_SECONDS
+            seconds = max(SLOW_SECONDS, PATIENCE * self.cost * (self.tree or k))
+            deadline = time.perf_counter() + seconds, seconds
             if self.tree:
                 return self._grow(k, deadline)
             return self._chain(k, deadline)
@@ -174,6 +181,7 @@ def _best(row, _):
 
 def _late(deadline, found, wanted):
     """What is wrong if there is no time for another token, although one is wanted."""
-    if len(found) < wanted and time.perf_counter() > deadline:
-        return f"TimeoutError: {len(found)} of {wanted} tokens took more than {SLOW_SECONDS:g} s"
+    end, seconds = deadline
+    if len(found) < wanted and time.perf_counter() > end:
+        return f"TimeoutError: {len(found)} of {wanted} tokens took more than {seconds:g} s"
     return None
