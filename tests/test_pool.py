@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from specdec_kernels.stream.limits import Memory
+from specloop.drafts.lookup import BYTES_PER_ID
 from specloop.models import pool as pools
 from specloop.models.base import Part
 from specloop.models.llama import Llama
@@ -218,9 +219,9 @@ def test_b13_two_hundred_short_requests_leave_nothing_behind():
 def test_a_draft_models_cache_counts_for_room():
     with pair_of(1, draft=parts(1), k=3) as pair:
         target, draft = pair.model, pair._draft.version.model
-        each = target.cache_nbytes(100) + draft.cache_nbytes(100)
+        each = target.cache_nbytes(100) + draft.cache_nbytes(100) + 9 * 4 * CONFIG.vocab + 101 * BYTES_PER_ID
         used = pair.pressure.used(target) - target.spare_nbytes - draft.spare_nbytes
-        target.weights.budget = used + 3 * each + 2 * 9 * 4 * CONFIG.vocab
+        target.weights.budget = used + 3 * each - 1
         assert target.room(100) > 3 > pair.place.room(100) == 2
         stream = pair.stream(PROMPT, max_new_tokens=94)
         tokens = [next(stream).token]
@@ -266,3 +267,28 @@ def test_a_drafts_cache_has_to_fit_the_budget():
         one, other = (stream.result.stats.speculation for stream in (first, second))
         assert one.faults == [] and not one.rounds_without_draft
         assert "memory_budget: a cache for" in str(other.faults) and other.rounds_without_draft and other.proposed
+
+
+@pytest.mark.parametrize("draft", ["lookup", "model"])
+def test_a_batch_is_as_large_as_the_budget_allows(draft):
+    prompts = [[3 + i, 9, 9, 3 + i, 9] for i in range(8)]
+    with pair_of(1, draft=parts(1) if draft == "model" else "lookup", k=2) as pair:
+        wanted = [pair.generate(prompt, max_new_tokens=20).tokens for prompt in prompts]
+        target, inner, seen = pair.model, pair.place.forward_parts, []
+        target.drop_spare()
+        each = target.cache_nbytes(24) + 9 * 4 * CONFIG.vocab + 25 * BYTES_PER_ID
+        if draft == "model":
+            pair._draft.version.model.drop_spare()
+            each += pair._draft.version.model.cache_nbytes(24)
+        target.weights.budget = pair.pressure.used(target) + 3 * each + 10_000
+
+        def forward_parts(given):
+            rows = inner(given)
+            seen.append((len(given), pair.pressure.used(target)))
+            return rows
+
+        pair.place.forward_parts = forward_parts
+        results = pair.generate_batch(prompts, max_new_tokens=20)
+        assert [result.tokens for result in results] == wanted
+        assert max(parts for parts, _ in seen) == 3 and max(used for _, used in seen) <= target.budget
+        assert all(result.stats.memory.released == [] and not result.stats.speculation.faults for result in results)

@@ -22,6 +22,7 @@ import sys
 import threading
 import weakref
 
+from .drafts.lookup import BYTES_PER_ID
 from .errors import BudgetError, OutOfMemory
 
 # In order: name -> the model's method, where it is the target that gives something back.
@@ -106,13 +107,13 @@ class Pressure:
                 )
 
     def room(self, capacity) -> int:
-        """How many more requests of so many tokens have room for their caches, a draft model's with the target's, and
-        for the logits of their rounds: in the budget, or in the memory that is free.
+        """How many more requests of so many tokens have room for their caches, a draft model's with the target's, for
+        their lookup indexes and for the logits of their rounds: in the budget, or in the memory that is free.
         """
         model, draft = self._target.version and self._target.version.model, self._draft_model()
         if model is None or not hasattr(model, "room"):
             return sys.maxsize
-        also = ROWS * model.vocab_size * 4
+        also = ROWS * model.vocab_size * 4 + BYTES_PER_ID * (capacity + 1)
         also += draft.cache_nbytes(capacity) if hasattr(draft, "cache_nbytes") else 0
         if model.budget is None:
             return model.room(capacity, also)
