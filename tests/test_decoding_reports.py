@@ -23,6 +23,7 @@ TREES, LAYOUT, RULES = "test_verify_trees.py", "test_verify_layout.py", "test_ve
 LLAMA, ATTENTION, LINEAR, ROLLBACK = (f"test_{x}.py" for x in ("llama", "attention_rows", "linear", "kv_rollback"))
 POOL, RAGGED, PATHS = (f"test_{x}.py" for x in ("pool", "ragged_pass", "tree_pass"))
 CLI, PLAN, SOAK, GGUF, REAL = (f"test_{x}.py" for x in ("cli", "plan", "soak_batches", "models_gguf", "smollm2"))
+PROPOSALS, FAULTS, DRAFT_TREES = (f"test_{x}.py" for x in ("proposals", "draft_faults", "draft_trees"))
 
 EVERYWHERE = [(LOOPS, "test_settings"), (LOOPS, "test_all_settings")]
 
@@ -38,23 +39,29 @@ REPORTS = {
         "transformers 30778, 33534; speculative-sampling 3, 9",
         (CASES, "test_a2_a_draft_that_is_chosen_and_not_drawn"),
         (CHAIN, "test_chosen_drafts_judged_as_if_drawn"),
+        (PROPOSALS, "test_the_likeliest_instead_of_a_drawn_one"),
     ),
     "A3": (
         "transformers 47932, dflash 74, DeepSpec 31",
         (CASES, "test_a3_the_distribution_that_was_drawn_from"),
         (CASES, "test_a3_drafts_rounded_before_the_draw"),
         (CHAIN, "test_drafts_drawn_from_another_distribution_than_reported"),
+        (PROPOSALS, "test_drawn_at_another_temperature_than_judged"),
+        (PROPOSALS, "test_temperatures_and_filters"),
     ),
     "A4": (
         "mlx-swift-lm 459, mlxcel 902",
         (CASES, "test_a4_the_token_after_a_refusal"),
         (LAW, "test_texts_have_the_law_of_plain_sampling"),
+        (PROPOSALS, "test_the_redraw_from_p"),
     ),
     "A6": (
         "EAGLE 301, 183; fms-extras 12",
         (TREES, "test_greedy_follows_the_argmax"),
         (TREE, "test_likeliest_siblings_judged_as_drawn"),
         (TREE, "test_siblings_judged_without_removal"),
+        (DRAFT_TREES, "test_greedy_text_is_that_of_plain_decoding"),
+        (DRAFT_TREES, "test_texts_have_the_law_of_plain_sampling"),
     ),
     "A7": (
         "mlx-lm 1423, 1109; llama.cpp 25618; vllm 7627",
@@ -69,6 +76,7 @@ REPORTS = {
         (DECODE, "test_a_seed_repeats_and_another_differs"),
         (CONSTRAINED, "test_seeds"),
         (BATCH, "test_each_text_is_what_it_is_alone"),
+        (PROPOSALS, "test_requests_with_drawn_chains_in_a_batch_are_what_they_are_alone"),
     ),
     "A9": (
         "onnxruntime-genai 2528",
@@ -84,14 +92,23 @@ REPORTS = {
         "llama.cpp 3812, speculators 994",
         (CASES, "test_a12_nan_in_the_second_of_four_drafts"),
         (DECODE, "test_a_fault_costs_one_rounds_drafts"),
+        (FAULTS, "test_a_chain_ends_before_the_step_that_is_nan"),
+        (FAULTS, "test_after_three_such_chains_drafting_pauses"),
     ),
     # B. Caches, memory
-    "B1": ("mlxcel 994, 1002", (DRAFT, "test_no_position_is_computed_twice"), (LOOPS, "test_kinds_are_what_they_say")),
+    "B1": (
+        "mlxcel 994, 1002",
+        (DRAFT, "test_no_position_is_computed_twice"),
+        (LOOPS, "test_kinds_are_what_they_say"),
+        (PROPOSALS, "test_the_draft_recovers_from_refusals"),
+        (PROPOSALS, "test_whatever_was_committed_a_proposal_is_that_of_a_fresh_draft"),
+    ),
     "B2": (
         "mlx-examples 149",
         (DECODE, "test_an_oracle_is_always_accepted"),
         (DRAFT, "test_text_is_that_of_plain_decoding"),
         (DRAFT, "test_no_position_is_computed_twice"),
+        (PROPOSALS, "test_a_draft_that_is_the_target_is_always_accepted"),
     ),
     "B4": (
         "mlx-lm 846, 1109, 1446, 1455; ik_llama.cpp 1645: a model whose cache can't be cut is refused when it is "
@@ -211,10 +228,13 @@ REPORTS = {
         (VOCABULARY, "test_a_wrong_map_is_refused"),
         (VOCABULARY, "test_proposals_are_the_targets_ids"),
         (VOCABULARY, "test_a_map_of_everything_says_nothing"),
+        (VOCABULARY, "test_files_that_do_not_fit_their_map"),
+        (VOCABULARY, "test_rows_are_those_of_the_whole_model"),
     ),
     "F3": (
         "an end that a cut vocabulary has not: it is the target's own",
         (VOCABULARY, "test_proposals_are_the_targets_ids"),
+        (VOCABULARY, "test_a_draft_that_says_fewer_ids"),
     ),
     # G. Speed
     "G1": (
@@ -237,6 +257,7 @@ REPORTS = {
         (CASES, "test_g4_one_request_beyond_its_length_and_the_others_draft_on"),
         (BATCH, "test_beyond_a_length_a_request_decodes_plainly"),
         (DRAFT, "test_a_text_longer_than_the_drafts_context"),
+        (PROPOSALS, "test_beyond_the_drafts_context_there_are_no_proposals"),
     ),
     "G5": ("llama.cpp 12968", (CASES, "test_g5_the_command_line_and_python_count_alike")),
     # H. Batches
@@ -260,6 +281,9 @@ REPORTS = {
         (DECODE, "test_after_three_faults_drafting_is_off_and_says_why"),
         (DECODE, "test_a_slow_draft_is_a_fault"),
         (SOAK, "test_some_requests"),
+        (FAULTS, "test_a_pairs_draft_that_fails_for_a_while"),
+        (FAULTS, "test_a_call_that_hangs_is_left_behind"),
+        (FAULTS, "test_pauses_double_up_to_their_longest"),
     ),
     "I3": (
         "sglang 12963, exo 1188, vllm 52487, lmstudio 489",
@@ -272,6 +296,7 @@ REPORTS = {
         (DECODE, "test_a_caller_who_leaves_mid_block_cancels"),
         (API, "test_cancel_does_not_lose_text"),
         (BATCH, "test_cancel_ends_all_of_them_with_what_they_have"),
+        (FAULTS, "test_cancel_while_the_draft_hangs"),
     ),
     "I6": (
         "vllm 26027, 45678; vmlx-swift 148; tensai 110; exo 1691",
