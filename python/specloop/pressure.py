@@ -113,11 +113,18 @@ class Pressure:
         model, draft = self._target.version and self._target.version.model, self._draft_model()
         if model is None or not hasattr(model, "room"):
             return sys.maxsize
-        also = ROWS * model.vocab_size * 4 + BYTES_PER_ID * (capacity + 1)
-        also += draft.cache_nbytes(capacity) if hasattr(draft, "cache_nbytes") else 0
+
+        def besides(tokens):
+            """What a request comes to take besides the target's cache."""
+            pages = draft.cache_nbytes(tokens) if hasattr(draft, "cache_nbytes") else 0
+            return pages + BYTES_PER_ID * (tokens + 1) + ROWS * model.vocab_size * 4
+
         if model.budget is None:
-            return model.room(capacity, also)
-        return self._left(model) // (model.cache_nbytes(capacity) + also)
+            return model.room(capacity, besides(capacity))
+        later = sum(besides(seat.capacity) for seat in self._target.seats() if not seat.is_empty)
+        there = sum(seat.nbytes for seat in self._draft.seats()) + self._indexes()
+        free = self._left(model) - max(0, later - there)
+        return max(0, free) // (model.cache_nbytes(capacity) + besides(capacity))
 
     def fits(self, model, parts) -> bool:
         """Whether the budget has room for what the trees among the parts need while they are judged."""
@@ -166,7 +173,10 @@ class Pressure:
         """Bytes that the budget counts, now."""
         caches = sum(seat.nbytes for place in (self._target, self._draft) for seat in place.seats())
         models = sum(m.memory_nbytes for m in (model, self._draft_model()) if m is not None)
-        return self.promised + models + caches + sum(index_nbytes(guard.draft) for guard in self._guarded())
+        return self.promised + models + caches + self._indexes()
+
+    def _indexes(self):
+        return sum(index_nbytes(guard.draft) for guard in self._guarded())
 
     def release(self, seats) -> int:
         """Takes the first step that frees something and returns the bytes; 0 if there is nothing left to free.
