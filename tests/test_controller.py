@@ -357,6 +357,23 @@ def test_in_a_batch_only_the_late_ones_rest():
     assert plan([late, other], [(0, 8)] * 2) == [0, 3]
 
 
+def test_a_slow_verification_in_the_loop_degrades_to_plain_decoding():
+    text = [n * n % 11 for n in range(80)]
+    model = scripted(lambda prefix: text[len(prefix)], 11)
+    forward = model.forward
+
+    def slowly(tokens, cache, *, last):
+        time.sleep(0.05 if last > 1 and len(tokens) < 10 else 0)
+        return forward(tokens, cache, last=last)
+
+    model.forward = slowly
+    request = play(model, text[:2], 50, oracle(model), Fixed(4, timeout=0.02))
+    counts = request.stats.speculation
+    assert request.ids == text[:52]
+    assert counts.k_history[:9] == [4] + [0] * 8 and counts.k_history[9:26] == [4] + [0] * 16
+    assert counts.off_reason.startswith("a verification took 0.0") and counts.off_reason.endswith("limit is 0.02 s")
+
+
 # ---- short answers ---------------------------------------------------------------------------------------------------
 
 
