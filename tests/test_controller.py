@@ -58,9 +58,10 @@ def test_all_accepted_means_the_most_rows():
 
 
 @pytest.mark.parametrize("strength", [0, 2, 5, 9, 20, 100])
-def test_none_accepted_costs_less_than_three_percent(strength):
+@pytest.mark.parametrize("costs", [CHEAP, BLAS])
+def test_none_accepted_costs_less_than_three_percent(strength, costs):
     """However much the draft's strength promises."""
-    ks, cost, tokens = feed(Auto(CHEAP), 0.0, 400, strength)
+    ks, cost, tokens = feed(Auto(costs), 0.0, 400, strength)
     assert tokens == 400 and cost < 1.03 * 400
     assert ks[30:].count(0) > 350
 

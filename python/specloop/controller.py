@@ -161,14 +161,15 @@ class Auto:
         reach, rate, chances = 1.0, 0.0, []
         for j in range(limit):
             belief = prior(strength + j) if strength or not j else 0.0
-            rate = self.counter(strength, j).rate(max(belief, rate))
+            rate = self.counters[self.cell(strength, j)].rate(max(belief, rate))
             reach *= rate
             chances.append(reach)
         return chances
 
-    def counter(self, strength: int, j: int) -> Counter:
-        """Of draft ``j`` of a proposal of that strength."""
-        return self.counters[cell(strength + j) if strength else CELLS + cell(j)]
+    @staticmethod
+    def cell(strength: int, j: int) -> int:
+        """Which counter is that of draft ``j`` of a proposal of that strength."""
+        return cell(strength + j) if strength else CELLS + cell(j)
 
     def settle(self, outlook: tuple[int, int], k: int, speed: float) -> int:
         """What becomes of the planned K (0 = it does not pay), ``speed`` being expected of it, plain decoding 1."""
@@ -193,12 +194,11 @@ class Auto:
             return
         strength = outlook[0]
         expected = sum(self.survival((strength, proposed))) if self.probing else 0.0
-        for j in range(proposed):
-            counter = self.counter(strength, j)
-            if j <= accepted:
-                counter.observe(j < accepted)
-            else:
-                counter.fade()
+        judged = [self.cell(strength, j) for j in range(min(accepted + 1, proposed))]
+        for j, at in enumerate(judged):
+            self.counters[at].observe(j < accepted)
+        for at in {self.cell(strength, j) for j in range(len(judged), proposed)} - set(judged):
+            self.counters[at].fade()
         if self.probing:
             surprise = accepted > expected + 0.5  # acceptance has moved
             self.pause = FIRST_PAUSE if surprise else min(self.pause * 2, LONGEST_PAUSE)
