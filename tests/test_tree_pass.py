@@ -9,7 +9,7 @@ import specdec_kernels as sk
 from scripted import Scripted
 from specdec_kernels import native
 from specloop.models.base import Part, accept, forward_parts, paths_to
-from specloop.models.pool import PAGE, Pool
+from specloop.models.pool import PAGE
 from test_ragged_pass import TOKENS, started
 from tiny_llama import CONFIG, build
 
@@ -154,17 +154,20 @@ def test_what_is_no_tree():
     assert cache.length == 8
 
 
-def test_no_page_for_a_tree():
+def test_no_page_for_a_tree(monkeypatch):
     """What can't be had changes nothing."""
     model = build("int8")
-    pool = model._pool = Pool(CONFIG, "int8", "cpu", keep=4, most=6)
-    cache = started(model, TOKENS[:9], 64)
-    left = pool.take(4)
+    cache, pool = started(model, TOKENS[:9], 64), model._pool
     tree = Part(cache, [1, 2, 3, 4], 4, [-1, -1, -1])
-    with pytest.raises(MemoryError, match="cache pages has no 1 more"):
-        model.forward_parts([tree])
-    assert cache.length == 9
-    pool.give(left, 4)
+
+    def none_left(count):
+        raise MemoryError(f"no {count} more pages")
+
+    with monkeypatch.context() as m:
+        m.setattr(pool, "take", none_left)
+        with pytest.raises(MemoryError, match="no 2 more pages"):
+            model.forward_parts([tree])
+    assert cache.length == 9 and pool.used == 1
     got = model.forward_parts([tree]).clone()
     del cache, tree
     assert torch.equal(got, wanted(model, TOKENS[:9], [1], [2, 3, 4], [-1] * 3))

@@ -49,7 +49,7 @@ class Llama:
         self._rotary = rope.table(config, self.context).to(self.device)
         pages = self._width = -(-self.context // PAGE)  # of a whole context
         self._pool = Pool(config, kv, self.device, keep=pages)
-        self._layers = self._pool.layers
+        self._moves = 0  # of the pool
 
     def to(self, device):
         """The same model on ``device``; itself if it is there already."""
@@ -294,8 +294,8 @@ class Llama:
 
     def _follow_pool(self):
         """Passes were captured on the pool's memory, which may be another one now."""
-        if self._layers is not self._pool.layers:
-            self._layers = self._pool.layers
+        if self._moves != self._pool.moves:
+            self._moves = self._pool.moves
             self._forget_passes()
 
     def _forget_passes(self):

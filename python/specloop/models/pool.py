@@ -16,6 +16,7 @@ import mmap
 import sys
 import threading
 from collections import deque
+from pathlib import Path
 
 import torch
 
@@ -26,6 +27,7 @@ PAGE = 64  # tokens per page
 DTYPES = {"int8": torch.int8, "f16": torch.float16, "f32": torch.float32}
 UNIT = 4096  # bytes of memory that a system gives and takes at a time: pages begin where such a piece begins
 NORESERVE = 0x4000  # MAP_NORESERVE of Linux, in Python's module since 3.11
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")  # "2": address space counts as memory
 
 
 def page_nbytes(config, kv):
@@ -40,8 +42,8 @@ class Pool:
 
     ``layers``: per layer (k_cache, k_scale, v_cache, v_scale), the form of ``rope_write_kv_int8`` and ``attend_int8``:
     codes with a float32 scale per token and head for ``kv`` "int8", values and no scales for "f16" and "f32".
-    It is another list when the pool has moved. ``keep``: free pages that stay warm for the next request, at most.
-    ``most``: pages in all, where memory is not the limit.
+    ``moves``: how often the pool has moved, and these with it. ``keep``: free pages that stay warm for the next
+    request, at most. ``most``: pages in all, where memory is not the limit.
 
     ``take`` is for the thread that holds the model, ``give`` for any, at any time.
     """
@@ -55,6 +57,7 @@ class Pool:
         self._fresh = 0  # the first page that nobody had so far
         self._used = 0  # pages in use
         self._unreached = 0  # of these, pages that no text has come to, so that they may not be in memory yet
+        self.moves = -1
         self._mapping, memory = None, torch.empty(0, dtype=torch.uint8, device=device)
         if self._device.type == "cpu" and sys.platform == "linux":
             size = most * self.page_nbytes if most else max(memory_limit().nbytes, keep * self.page_nbytes)
@@ -63,6 +66,7 @@ class Pool:
 
     def _lay_out(self, memory):
         """Views of the bytes: codes [pages, layers, 2, kv_heads, PAGE, head_dim], then scales without the last."""
+        self.moves += 1
         c, dtype = self._config, DTYPES[self._kv]
         self._pages = memory.numel() // self.page_nbytes
         pages = self._bytes = memory[: self._pages * self.page_nbytes].view(self._pages, self.page_nbytes)
@@ -196,13 +200,14 @@ class Pool:
 
 
 def _reserved(nbytes):
-    """(mapping, its bytes as a tensor) of so much address space, or of less where a limit is in the way; or None."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE
-    least = nbytes // 64
-    while nbytes > least:
-        with contextlib.suppress(OSError):
-            mapping = mmap.mmap(-1, nbytes, flags=flags)
+    """(mapping, its bytes as a tensor) of so much address space, or None where that is counted as if it were memory."""
+    import resource
+
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))
+    unlimited = all(limit == resource.RLIM_INFINITY for limit in limits)
+    with contextlib.suppress(OSError):
+        if unlimited and OVERCOMMIT.read_text().strip() != "2":
+            mapping = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
             with torch.inference_mode(False):  # whatever mode the caller is in
                 return mapping, torch.frombuffer(mapping, dtype=torch.uint8)
-        nbytes //= 2
     return None
