@@ -91,7 +91,7 @@ def test_a_flag_changes_what_it_says(report, option, given, without):
     assert (text, counts) != (plain, few)
 
 
-def test_a_tree_of_drafts(monkeypatch, capsys, tmp_path):
+def test_flags_of_a_draft_model(monkeypatch, capsys, tmp_path):
     (tmp_path / "draft.gguf").write_bytes(b"GGUF")
     opened = lambda name, progress, **_: parts(1)()
 
@@ -101,13 +101,15 @@ def test_a_tree_of_drafts(monkeypatch, capsys, tmp_path):
         assert cli.run([*base, "--draft", str(tmp_path / "draft.gguf"), *arguments]) == 0
         return json.loads(capsys.readouterr().out)
 
-    chains, trees = report(), report("--tree", "6")
-    assert chains["tokens"] == trees["tokens"] and trees["settings"]["tree"] == 6
+    chains, trees, sure = report(), report("--tree", "6"), report("--confidence", "1")
+    assert chains["tokens"] == trees["tokens"] == sure["tokens"]
+    assert trees["settings"]["tree"] == 6 and sure["settings"]["confidence"] == 1.0
+    assert sure["speculation"]["k_history"][0] == 1 < chains["speculation"]["k_history"][0]
     assert max(chains["speculation"]["k_history"]) == 2 < max(trees["speculation"]["k_history"])
 
 
 def test_these_are_all_flags():
-    tested = {flag[0] for flag in FLAGS} | {"tree", "chat"}  # the latter: test_generate_api.py
+    tested = {flag[0] for flag in FLAGS} | {"tree", "confidence", "chat"}  # the latter: test_generate_api.py
     assert tested == set(cli_options.REQUEST)
 
 
@@ -133,6 +135,8 @@ def test_a_grammar_from_a_file(report, tmp_path):
         (["--theta", "0.3"], "theta: belongs to the rule 'threshold'"),
         (["--rule", "threshold", "--theta", "nan"], "theta: expected a finite number > 0, got nan"),
         (["--tree", "4"], "tree: only a model drafts trees"),
+        (["--confidence", "0.4"], "confidence: only a draft model has one, and the draft is 'lookup'"),
+        (["--confidence", "1.5"], "confidence: expected a number from 0 to 1"),
         (["--on-fallbacks", "panic"], "on_fallbacks: expected one of plain, stop, got 'panic'"),
     ],
 )

@@ -274,9 +274,9 @@ def test_bad_load_options(options):
 def test_aliases():
     assert resolve_aliases({"assistant_model": "lookup", "num_assistant_tokens": 4}) == {"draft": "lookup", "k": 4}
     assert resolve_aliases({"prompt_lookup_num_tokens": 5}) == {"draft": "lookup", "k": 5}
+    assert resolve_aliases({"assistant_confidence_threshold": 0.4}) == {"confidence": 0.4}
     assert resolve_aliases({"assistant_model": None, "top_p": 0.5}) == {"top_p": 0.5}
     for bad in (
-        {"assistant_confidence_threshold": 0.4},
         {"num_assistant_tokens": 4, "k": 5},
         {"prompt_lookup_num_tokens": 4, "draft": "none"},
         {"prompt_lookup_num_tokens": 4, "num_assistant_tokens": 4},

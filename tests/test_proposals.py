@@ -63,6 +63,36 @@ def test_longer_texts_of_more_ids(vocab_size, k, name, rule):
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
+@pytest.mark.parametrize("confidence", [0.4, 0.5, 0.7])
+def test_a_chain_that_ends_where_the_draft_is_unsure(confidence, rule):
+    """How long it is depends on what was drawn, and the law does not."""
+    lengths, (target, drafter) = set(), models(2)
+
+    def make():
+        draft = model_draft(drafter, 2, ONE, confidence=confidence)
+        propose = draft.propose
+
+        def spy(k):
+            found = propose(k)
+            lengths.add((k, len(found)))
+            return found
+
+        draft.propose = spy
+        return draft
+
+    assert distance(loop_law(target, make, 3, 4, ONE, rule=rule), wanted(target, 4, ONE)) < EXACT
+    assert any(n < k for k, n in lengths)
+
+
+def test_a_chain_ends_with_the_first_unsure_token():
+    model = Scripted(lambda prefix: [2.0, 0.0, 0.0] if len(prefix) < 5 else [0.1, 0.0, 0.0], 3)
+    for confidence, length in ((0.0, 6), (0.3, 6), (0.5, 3), (0.9, 1)):
+        draft = model_draft(model, 3, confidence=confidence)
+        draft.begin([1, 2, 0])
+        assert len(draft.propose(6)) == length, confidence
+
+
+@pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("ids", [[0, 2], [1]], ids=str)
 def test_a_draft_that_knows_fewer_ids(ids, rule):
     """What it can't say comes from the target; with filters over what it can say."""

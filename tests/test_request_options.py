@@ -34,6 +34,9 @@ INT64 = 2**63
         {"agreement": 0.0, "rule": "threshold"},
         {"agreement": 1.01, "rule": "threshold"},
         {"agreement": math.nan, "rule": "threshold"},
+        {"confidence": -0.1},
+        {"confidence": math.nan},
+        {"confidence": 0.5},  # the draft is a lookup
         {"tree": 0},
         {"tree": -3},
         {"tree": True},

@@ -43,6 +43,7 @@ def generate(
     theta_window: flags.ThetaWindow = None,
     agreement: flags.Agreement = None,
     tree: flags.Tree = None,
+    confidence: flags.Confidence = 0.0,
     on_fallbacks: flags.OnFallbacks = "plain",
     max_fallbacks: flags.MaxFallbacks = 8,
     draft_until: flags.DraftUntil = 4096,
@@ -83,7 +84,7 @@ def generate(
     text = _stdin() if prompt == "-" else prompt
     spared = is_model(options["draft"]) and k == "auto" and not require_draft and not worth_loading(max_new_tokens)
     if spared:
-        options |= {"draft": "none", "tree": None}
+        options |= {"draft": "none", "tree": None, "confidence": 0.0}
     loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
     loading["require_draft"] = require_draft
     pair = _load(model, options["draft"], memory_budget=flags.bytes_of(memory_budget), **loading)

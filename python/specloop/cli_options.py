@@ -52,6 +52,7 @@ Theta = Annotated[Optional[float], Flag("--theta", help="where the threshold sta
 ThetaWindow = Annotated[Optional[int], Flag("--theta-window", help="tokens over which it adapts; default 64")]
 Agreement = Annotated[Optional[float], Flag("--agreement", help="share of greedy tokens that it keeps; default 0.98")]
 Tree = Annotated[Optional[int], Flag("--tree", help="most drafts of a tree, by a draft model; default: chains")]
+Confidence = Annotated[float, Flag("--confidence", help="a draft model's chain ends below this probability; 0 = off")]
 OnFallbacks = Annotated[str, Flag("--on-fallbacks", help="plain or stop, when drafts fail again and again")]
 MaxFallbacks = Annotated[int, Flag("--max-fallbacks", help="so many rounds in a row")]
 DraftUntil = Annotated[int, Flag("--draft-until", help="no drafts beyond so many tokens")]
@@ -66,7 +67,7 @@ Json = Annotated[bool, Flag("--json", help="print one JSON object")]
 REQUEST = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "min_new_tokens", "stop", "chat",
     "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "grammar",
-    "draft", "k", "rule", "theta", "theta_window", "agreement", "tree",
+    "draft", "k", "rule", "theta", "theta_window", "agreement", "tree", "confidence",
     "on_fallbacks", "max_fallbacks", "draft_until", "verify_timeout", "logprobs",
 )  # fmt: skip
 """Arguments of ``generate`` that are options of a request, by the same names."""

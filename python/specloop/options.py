@@ -54,6 +54,7 @@ class Options:
     agreement: float | None = None
     # Drafting.
     tree: int | None = None  # most nodes; None = chains
+    confidence: float = 0.0  # of the draft model; 0 = chains do not end for want of it
     draft_until: int = 4096  # ids, prompt included
     on_fallbacks: str = "plain"
     max_fallbacks: int = 8
@@ -97,6 +98,7 @@ def check_request(
     theta_window=None,
     agreement=None,
     tree=None,
+    confidence=None,
     draft_until=4096,
     on_fallbacks="plain",
     max_fallbacks=8,
@@ -120,7 +122,8 @@ def check_request(
 
     Drafting: ``draft``: "auto" is ``loaded``; others are "lookup" and "none". ``k``: "auto" or drafts per round;
     ``tree``: most nodes of a tree of drafts, ``k`` deep (1: a set of candidates for the next id), which only a model
-    makes. There are no drafts beyond ``draft_until`` ids, nor for a while after ``max_fallbacks`` rounds in a row in
+    makes; a chain of a model ends with the first token whose probability it puts below ``confidence``. There are no
+    drafts beyond ``draft_until`` ids, nor for a while after ``max_fallbacks`` rounds in a row in
     which drafting failed, where ``on_fallbacks`` "stop" ends the text instead. ``verify_timeout``: seconds for a pass;
     a longer one is followed by rounds without drafts. ``rule``: "lossless", "block" (lossless, too) or "threshold"
     (lossy): starts at ``theta`` and adapts it so that over ``theta_window`` tokens a share of ``agreement`` is what
@@ -160,6 +163,7 @@ def check_request(
         allowed=function("allowed", allowed),
         grammar=_grammar(grammar),
         tree=_tree(tree, draft),
+        confidence=_confidence(confidence, draft),
         draft_until=integer("draft_until", draft_until, 0),
         on_fallbacks=one_of("on_fallbacks", on_fallbacks, FALLBACKS),
         max_fallbacks=integer("max_fallbacks", max_fallbacks, 1),
@@ -234,6 +238,13 @@ def _tree(tree, draft):
     return tree
 
 
+def _confidence(confidence, draft):
+    confidence = 0.0 if confidence is None else real("confidence", confidence, 0.0, 1.0)
+    if confidence and not is_model(draft):
+        raise OptionError(f"confidence: only a draft model has one, and the draft is {draft!r}")
+    return confidence
+
+
 def check_prompts(prompts) -> list:
     """The prompts of a batch, at least one."""
     if isinstance(prompts, str) or not isinstance(prompts, Sequence) or not len(prompts):
@@ -305,6 +316,7 @@ def check_load(dtype, context, threads, memory_budget, kv, device) -> None:
 ALIASES = {  # of Hugging Face's, OpenAI's and vLLM's names
     "assistant_model": "draft",
     "num_assistant_tokens": "k",
+    "assistant_confidence_threshold": "confidence",
     "num_speculative_tokens": "k",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
@@ -320,8 +332,6 @@ def resolve_aliases(options: dict) -> dict:
     options = dict(options)
     if options.pop("draft_temperature", None) is not None:
         raise OptionError("draft_temperature: there is none, drafts are drawn at the request's own temperature")
-    if options.pop("assistant_confidence_threshold", None) is not None:
-        raise OptionError("assistant_confidence_threshold: there is none, measured costs and acceptance decide about k")
     if options.get("prompt_lookup_num_tokens") is not None and options.get("num_assistant_tokens") is not None:
         raise OptionError("prompt_lookup_num_tokens: expected it or num_assistant_tokens, got both")
     lookup = options.pop("prompt_lookup_num_tokens", None)

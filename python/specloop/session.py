@@ -216,8 +216,9 @@ def make_draft(pair, options, limit, follows):
     elif pair.draft_failure is not None:
         off = pair.draft_failure
     else:
-        seat, form = pair.draft_seat(limit), {"ids": pair.draft_ids, "tree": options.tree or 0, "cost": pair.draft_cost}
-        of_model = ModelDraft(seat, model.vocab_size, most, sampling_of(options), **form)
+        form = {"ids": pair.draft_ids, "tree": options.tree or 0, "confidence": options.confidence}
+        seat, sampling = pair.draft_seat(limit), sampling_of(options)
+        of_model = ModelDraft(seat, model.vocab_size, most, sampling, cost=pair.draft_cost, **form)
         draft = ChainDraft([LookupDraft(max_tokens=most), of_model])
     guarded = GuardedDraft(draft, model.vocab_size, model.eos_ids)
     if off is not None:

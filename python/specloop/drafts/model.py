@@ -38,14 +38,25 @@ class ModelDraft:
     ``sampling``: the request's; None = greedy. ``ids``: the target's ids that the columns of the model's logits stand
     for (vocabulary.py); None = its first columns are the target's ids. ``tree``: most nodes of a tree; 0 = chains.
     ``cost``: seconds of a pass, as measured: a slow model may take its time, but not ten times as long.
+    ``confidence``: a chain ends with the first token to which the model gives less than this probability (temperature
+    1, before filters). Whether another token follows is thus a matter of those before it, and the law stays exact.
     """
 
     name = "model"
     timely = True
 
     def __init__(
-        self, seat, vocab_size: int, max_tokens: int = 8, sampling=None, ids: Tensor | None = None, tree=0, cost=0.0
+        self,
+        seat,
+        vocab_size: int,
+        max_tokens: int = 8,
+        sampling=None,
+        ids: Tensor | None = None,
+        tree=0,
+        cost=0.0,
+        confidence=0.0,
     ):
+        self.confidence = confidence
         self.seat, self.vocab_size, self.max_tokens = seat, vocab_size, max_tokens
         self.sampling, self.tree, self.cost, self._map = sampling, tree, cost, ids
         self._ids: list[int] = []  # committed
@@ -83,12 +94,15 @@ class ModelDraft:
         drawn = self.sampling is not None and self.sampling.temperature > 0
         pick, found, fault = self._draw() if drawn else _best, [], None
         while len(found) < k and fault is None:
-            column = pick(self._row(found), len(found))
+            row = self._row(found)
+            column = pick(row, len(found))
             if column < 0:
                 fault = f"the draft's logits of token {len(found) + 1} have NaN, or no candidate"
                 break
             found.append(column if self._map is None else int(self._map[column]))
             if found[-1] in self.seat.eos_ids:
+                break
+            if self.confidence and float(row.float().softmax(-1)[column]) < self.confidence:
                 break
             fault = _late(deadline, found, k)
         if not drawn or not found:
