@@ -222,7 +222,7 @@ def plan(controllers: Sequence, outlooks: Sequence[tuple[int, int]]) -> list[int
     for i, (controller, outlook) in enumerate(zip(controllers, outlooks, strict=True)):
         if not isinstance(controller, Auto) or (controller.steady and not alone):
             ks[i] = min(controller.choose(outlook), outlook[1])
-        elif outlook[1] > 0 and not controller.time.resting():
+        elif min(outlook[1], len(controller.costs) - 1) > 0 and not controller.time.resting():
             free.append(i)
     if free:
         limits = [min(outlooks[i][1], len(controllers[i].costs) - 1) for i in free]
