@@ -9,7 +9,7 @@ import specdec_kernels
 import specloop
 import specloop.candidates
 from scripted import Scripted
-from specloop.candidates import likeliest
+from specloop.drafts.likeliest import likeliest
 from specloop.errors import ModelFault, OptionError, PromptError
 from tiny_llama import CONFIG, build
 from versions import PROMPT, pair_of

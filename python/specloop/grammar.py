@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 
 from .errors import OptionError, show
-from .processors import PIECE
 
 KINDS = ("regex", "lark", "ebnf")
+# Numbers: torch spreads more over threads and waits for all of them, for long if others want the CPU, too.
+PIECE = 16384
 MOST_COMPILED = 64 << 20  # bytes of grammars that xgrammar keeps for the next request
 _TRUTH = bytes([0] + [1] * 255)  # of llguidance's bytes
 _BITS = torch.tensor([1 << i for i in range(31)] + [-(1 << 31)], dtype=torch.int32)  # of xgrammar's words

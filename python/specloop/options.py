@@ -222,9 +222,9 @@ def _bad_words(words) -> tuple:
 
 
 def _grammar(grammar):
-    from .grammar import parse
-
     if grammar is not None:
+        from .grammar import parse  # with torch, which takes a second
+
         parse(grammar)
     return grammar
 

@@ -26,12 +26,10 @@ import torch
 from torch import Tensor
 
 from .errors import OptionError, show
+from .grammar import PIECE
 from .options import Options
 
 NEVER = -math.inf
-PIECE = (
-    16384  # numbers: torch spreads more over threads and waits for all of them, for long if others want the CPU, too
-)
 
 
 class Rows:

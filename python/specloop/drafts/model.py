@@ -21,14 +21,15 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..candidates import CHUNK, likeliest
 from .base import SLOW_SECONDS, Proposal
+from .likeliest import likeliest
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 PATIENCE = 10.0  # times the measured cost
+CHUNK = 256  # ids per pass while reading what is missing
 
 
 class ModelDraft:
