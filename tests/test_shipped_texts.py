@@ -50,3 +50,24 @@ def test_agreement_prompts():
     assert all(0 < len(prompt.split()) < 90 for prompt in prompts)
     measured = {p["prompt"] for p in load_prompts()} | {edit["instruction"] for edit in read(make_copy_edits)}
     assert not measured & set(prompts)
+
+
+@pytest.mark.parametrize("chunk", [4, 256])
+def test_agreement_is_counted_by_a_plain_pass(chunk, monkeypatch):
+    """The judge of the lossy rule: wherever a token is not what its own prefix asks for, and by how much."""
+    import bench_threshold
+
+    from loops import PROMPTS, greedy, pair_on
+
+    monkeypatch.setattr(bench_threshold, "CHUNK", chunk)
+    pair, prompt = pair_on("f32"), list(PROMPTS[3])
+    tokens = list(greedy("f32", PROMPTS[3]))
+    assert bench_threshold.judge(pair, prompt, tokens) == ([True] * len(tokens), [0.0] * len(tokens))
+    tokens[5] = (tokens[5] + 1) % pair.model.vocab_size
+    agreed, gaps = bench_threshold.judge(pair, prompt, tokens)
+    assert agreed[:6] == [True] * 5 + [False]
+    for i in range(5, len(tokens)):  # what comes behind is judged by the text as it now is
+        ids = [*prompt, *tokens[:i]]
+        row = pair.model.forward(ids, pair.model.new_cache(len(ids)), last=1)[0]
+        assert agreed[i] == (row.argmax().item() == tokens[i])
+        assert gaps[i] == pytest.approx((row.max() - row[tokens[i]]).item(), abs=1e-4)
