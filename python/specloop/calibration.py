@@ -2,8 +2,9 @@
 
 What passes cost depends on the model's shape (not on its weights), on the machine, the kernels and how many threads
 they use. All that is the file's identity; its name is a hash of it. A file is believed if it is well formed and says
-the same identity, and is written anew otherwise, unless the machine was too busy to measure well. When the rounds show
-that other costs hold now (``CostCurve.on_drift``) it is removed, and the next load measures.
+the same identity, and is written anew otherwise. What was measured while others were at work is not ``sure``: the next
+load measures again and keeps the least of both, until one measurement, or two, agree with themselves. When the rounds
+show that other costs hold now (``CostCurve.on_drift``) the file is removed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import stat
 import tempfile
 from pathlib import Path
 
-from .costs import ROWS, CostCurve, measure
+from .costs import ROWS, TWICE, CostCurve, measure
 
-FORM = 1
+FORM = 2
 WORTH_KEEPING = 0.01  # seconds: the costs of a tiny model are measured in no time
 MOST_BYTES = 1 << 16
 MOST_FILES = 256
@@ -31,13 +32,18 @@ def cost_curve(model, rows: int = ROWS[-1]) -> tuple[CostCurve, bool]:
     """What passes of the model over 1..``rows`` rows cost, and whether that was known already."""
     about = identity(model, rows)
     path = None if about is None else _path(about)
-    known = None if path is None else _read(path, about)
-    costs, quiet = (known, True) if known else measure(model, rows)
+    before, sure = (None, False) if path is None else _read(path, about)
+    if sure:
+        return CostCurve(before, on_drift=lambda: _remove(path)), True
+    costs, sure = measure(model, rows)
     if path is None:
         return CostCurve(costs), False
-    if known is None and quiet and sum(costs) > WORTH_KEEPING:
-        _write(path, {"form": FORM, "about": about, "seconds": costs})
-    return CostCurve(costs, on_drift=lambda: _remove(path)), known is not None
+    if before is not None:  # others were at work then, or now: the least of both is nearer to the truth
+        sure = sure or all(max(pair) <= TWICE * min(pair) for pair in zip(costs, before, strict=True))
+        costs = [min(pair) for pair in zip(costs, before, strict=True)]
+    if sum(costs) > WORTH_KEEPING:
+        _write(path, {"form": FORM, "about": about, "seconds": costs, "sure": sure})
+    return CostCurve(costs, on_drift=lambda: _remove(path)), False
 
 
 def identity(model, rows: int) -> dict | None:
@@ -92,28 +98,26 @@ def _path(about) -> Path | None:
         return None
 
 
-def _read(path, about) -> list[float] | None:
-    """The costs that the file has, or None: whatever is wrong with it, measuring is the answer."""
+def _read(path, about) -> tuple[list[float] | None, bool]:
+    """The costs that the file has, and whether they are sure; whatever is wrong with it, measuring is the answer."""
+    nothing = None, False
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None
+                return nothing
             data = file.read(MOST_BYTES + 1)
         entry = json.loads(data) if len(data) <= MOST_BYTES else None
     except (OSError, ValueError, RecursionError):
-        return None
+        return nothing
     if not isinstance(entry, dict) or entry.get("form") != FORM or entry.get("about") != about:
-        return None
-    return _checked(entry.get("seconds"), about["context"])
-
-
-def _checked(seconds, rows) -> list[float] | None:
-    if not isinstance(seconds, list) or len(seconds) != rows:
-        return None
+        return nothing
+    seconds, sure = entry.get("seconds"), entry.get("sure")
+    if type(sure) is not bool or not isinstance(seconds, list) or len(seconds) != about["context"]:
+        return nothing
     if not all(type(value) is float and 0 < value <= LONGEST_PASS for value in seconds):  # NaN is not
-        return None
-    return seconds if seconds == sorted(seconds) else None
+        return nothing
+    return (seconds, sure) if seconds == sorted(seconds) else nothing
 
 
 def _write(path, entry) -> None:
