@@ -4,6 +4,8 @@ import threading
 
 import pytest
 
+from loops import KINDS, drafting, pair_on, play
+from loops import PROMPTS as SOME
 from scripted import FunctionDraft, Scripted, ToyTokenizer, oracle, request_for, scripted
 from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
@@ -154,6 +156,43 @@ def test_a_target_exchanged_under_a_batch_makes_texts_of_one_version():
         assert found[-5:] == new
 
 
+def test_names_of_others_in_each_go_before_what_all_share():
+    with pair_of(1) as pair:
+        shared = {"max_tokens": 9, "num_assistant_tokens": 2}
+        each = [{"max_new_tokens": 4}, {"max_completion_tokens": 5, "k": 0}, {}, {"prompt_lookup_num_tokens": 3}, {}]
+        results = pair.generate_batch(PROMPTS, each=each, **shared)
+        assert [len(r.tokens) for r in results] == [4, 5, 9, 9, 9]
+        assert [r.stats.settings["k"] for r in results] == [2, 0, 2, 3, 2]
+        with pytest.raises(OptionError, match="max_tokens: means max_new_tokens=3, but max_new_tokens=4"):
+            pair.generate_batch([[9]], each=[{"max_tokens": 3, "max_new_tokens": 4}])
+
+
+@pytest.mark.parametrize("size", [None, 1])
+def test_requests_that_want_nothing_have_ended_too(size):
+    with pair_of(1) as pair:
+        each = [{"max_new_tokens": n} for n in (0, 6, 0, 3)]
+        results = pair.generate_batch(PROMPTS[:4], each=each, batch_size=size)
+        batch = results[0].stats.batch
+        assert [len(r.tokens) for r in results] == [0, 6, 0, 3] and {r.finish_reason for r in results} == {"length"}
+        assert (batch.joined, batch.finished, batch.tokens) == (4, 4, 9)
+
+
+def test_requests_that_wait_get_the_draft_that_the_pair_has_when_they_begin():
+    with pair_of(1, draft="lookup") as pair:
+        wanted = [r.tokens for r in pair.generate_batch(PROMPTS, max_new_tokens=20)]
+        told = []
+
+        def callback(event):
+            if event.index == 0 and not told:
+                told.append(pair.swap(draft="none"))
+
+        results = pair.generate_batch(PROMPTS, max_new_tokens=20, batch_size=2, callback=callback)
+        assert [r.tokens for r in results] == wanted
+        assert [r.stats.speculation.off_reason for r in results] == ["no draft"] * 5
+        assert [r.stats.swaps for r in results] == [1, 1, 0, 0, 0]
+        assert [r.stats.settings["generation"] for r in results] == [0, 0, 1, 1, 1]
+
+
 def test_a_closed_pair_ends_a_batch():
     with pair_of(1) as pair, pytest.raises(PairClosed):
         pair.generate_batch(PROMPTS, max_new_tokens=50, callback=lambda event: pair.close())
@@ -254,6 +293,15 @@ def test_after_fallbacks_in_a_row_decoding_stops_if_asked_to():
     request = request_for(model, [1], 90, FunctionDraft(lambda p, j: 0), k=2, on_fallbacks="stop", max_fallbacks=3)
     list(decode(model, [request]))
     assert request.finish_reason == "fallbacks" and request.ids == [1, 2, 3, 4]
+
+
+def test_the_last_event_says_that_drafts_failed(monkeypatch):
+    pair = pair_on("scripted")
+    with drafting(lambda: KINDS["anti"]("scripted", pair.model.vocab_size), monkeypatch):
+        for batch in (1, 2):  # ``play`` compares the reason in the last event with the result's
+            options = {"on_fallbacks": "stop", "max_fallbacks": 3, "k": 2}
+            results = play(pair, SOME[:batch], (12, 21)[:batch], "stream", **options)
+            assert [(r.finish_reason, len(r.tokens)) for r in results] == [("fallbacks", 3)] * batch
 
 
 def test_one_accepted_draft_begins_the_count_anew():

@@ -157,6 +157,41 @@ def test_cancel_of_generate_from_another_thread(kind):
     assert result.finish_reason == "cancelled" and 15 < len(result.tokens) < 30
 
 
+@pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt()])
+def test_what_a_callback_raises_ends_a_stream(error):
+    def callback(event):
+        if event.token == 7:
+            raise error
+
+    pair = pair_saying([3, 7] * 50)
+    stream = pair.stream("a", callback=callback)
+    with pytest.raises(type(error)) as raised:
+        list(stream)
+    assert raised.value is error
+    assert list(stream) == [] and stream.result.tokens == [3, 7] and stream.result.finish_reason == "cancelled"
+    assert all(seat.nbytes == 0 for seat in pair.place.seats())
+
+
+@pytest.mark.parametrize("name", ["callback", "allowed"])
+def test_a_function_that_raises_stop_iteration_does_not_end_the_text_silently(name):
+    empty = iter(())
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(pair_saying([3, 7] * 50).stream("a", **{name: lambda _: next(empty)}))
+
+
+def test_a_function_within_a_pass_can_not_use_the_pair():
+    pair = pair_saying([3, 7])
+    uses = [
+        lambda ids: pair.generate([3], max_new_tokens=1),
+        lambda ids: [token for token, _ in specloop.generate_candidates(pair, ids)],
+        lambda ids: pair.swap(draft="none"),
+    ]
+    for allowed in uses:
+        with pytest.raises(RuntimeError, match="within a pass of its own"):
+            pair.generate("a", allowed=allowed)
+    assert pair.generate("a", allowed=lambda ids: None if pair.context and pair.tokenizer else ()).tokens == [3, 7, EOS]
+
+
 # ---- prompts ---------------------------------------------------------------------------------------------------------
 
 

@@ -354,3 +354,19 @@ def test_fifty_swaps_under_load(swaps=50):
         assert resident() - start < 20e6
         assert pair.generate(PROMPT, max_new_tokens=24).tokens == wanted[0, (A, B)[swaps % 2]]
     assert len(models) == 0
+
+
+def test_a_callback_is_told_of_the_tokens_that_come_back():
+    with pair_with("lookup") as pair:
+        events = []
+
+        def callback(event):
+            events.append(event)
+            if len(events) == 4:
+                pair.swap(target=parts(B))
+
+        result = pair.generate(PROMPT, max_new_tokens=30, callback=callback)
+        told = [event.token for event in events]
+        assert result.tokens == told and result.stats.swaps == 1
+        n = next(n for n in range(30) if told[n:] == alone(B, PROMPT + told[:n], 30 - n))
+        assert 4 <= n <= 7 and told[:n] == alone(A, PROMPT, 30)[:n]

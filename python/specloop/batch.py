@@ -37,6 +37,8 @@ def play(pair, sessions: Sequence[Session], *, size=None, whole=False) -> Iterat
                 return
             generation = pair.generation
             moved = lambda generation=generation: pair.generation != generation
+            for session in running.values():
+                session.keep_up()
             try:
                 for request, token, from_draft in decode(place, crew, lock=place.lock, moved=moved):
                     yield running[request], token, from_draft
@@ -47,9 +49,6 @@ def play(pair, sessions: Sequence[Session], *, size=None, whole=False) -> Iterat
                 most = _fewer(error, waiting, crew, running)
             _see_off(running)
             crew[:] = running
-            if moved():
-                for session in running.values():
-                    session.begin_again()
     finally:
         for session in sessions:
             session.seat.leave()
@@ -62,7 +61,7 @@ def _let_in(place, waiting, crew, running, most):
         empty = [other.seat.capacity for other in running.values() if other.seat.is_empty]  # have their room to come
         if running and place.room(max([session.seat.capacity, *empty])) <= len(empty):
             return
-        waiting.popleft()
+        waiting.popleft().keep_up()
         if session.request.stats.batch is not None:
             session.request.stats.batch.joined += 1
         running[session.request] = session

@@ -43,13 +43,14 @@ def decode(target, crew: list[Request], *, lock=None, moved=lambda: False) -> It
     begun: list[Request] = []
     try:
         while not moved():
-            for request in [r for r in crew if not r.may_go_on()]:
+            begun += [r for r in list(crew) if r not in begun]
+            for request in [r for r in begun if not r.may_go_on()]:
                 crew.remove(request)
-                _end(begun, request)
+                begun.remove(request)
+                request.end()
             if not crew:
                 return
-            now = list(crew)
-            begun += [r for r in now if r not in begun]
+            now = list(begun)
             late = [r for r in now if r.behind > (CATCH_UP if r.cache.length else 0)]
             if late:
                 _read(target, late[0], lock, moved)
@@ -59,14 +60,8 @@ def decode(target, crew: list[Request], *, lock=None, moved=lambda: False) -> It
             request.finish_reason = request.finish_reason or "cancelled"
         raise
     finally:
-        for request in list(begun):
-            _end(begun, request)
-
-
-def _end(begun, request):
-    if request in begun:
-        begun.remove(request)
-        request.end()
+        for request in begun:
+            request.end()
 
 
 def _read(target, request, lock, moved):
@@ -119,10 +114,10 @@ def _part(request, proposal):
 
 def _commit(request, outlook, proposal, verdict, eos_ids, cost, clock):
     """The verdict's tokens become text, one by one, as long as the text does not end and the caller wants more."""
-    ids, before = request.ids, len(request.ids)
+    ids, before, refused = request.ids, len(request.ids), bool(len(proposal)) and not verdict.accepted
     try:
         for i, token in enumerate(verdict.tokens):
-            request.take(token, eos_ids)
+            request.take(token, eos_ids, refused)
             clock.stop()
             yield request, token, i < verdict.accepted
             clock.start()

@@ -101,11 +101,14 @@ class Pair(Stage):
         prompts = check_prompts(prompts)
         each = check_each(each, len(prompts), batch_size)
         batch = BatchStats() if len(prompts) > 1 else None
-        of = lambda i: self._session(prompts[i], options | dict(each[i]), cancel, index=i, batch=batch)
+        options = resolve_aliases(options)
+        more = [resolve_aliases(own) for own in each]
+        of = lambda i: self._session(prompts[i], options | more[i], cancel, index=i, batch=batch)
         sessions = [of(i) for i in range(len(prompts))]
         todo = sessions
         while todo:  # again where the target was exchanged, and nobody has seen a token
-            with contextlib.closing(play(self, todo, size=batch_size, whole=True)) as tokens:
+            whole = not any(session.is_watched for session in todo)
+            with contextlib.closing(play(self, todo, size=batch_size, whole=whole)) as tokens:
                 for session, token, from_draft in tokens:
                     session.event(token, from_draft)
             todo = [session for session in todo if not session.ended()]

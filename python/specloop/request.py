@@ -81,13 +81,15 @@ class Request:
                 self.finish_reason = "length"
         return self.finish_reason is None and self.failure is None
 
-    def take(self, token: int, eos_ids) -> None:
-        """Commits an id."""
+    def take(self, token: int, eos_ids, refused: bool = False) -> None:
+        """Commits an id. ``refused``: it is that of a round with drafts of which none was accepted."""
         self.ids.append(token)
         if token in eos_ids or self.stop(token):
             self.finish_reason = "stop"
         elif len(self.ids) >= self.limit:
             self.finish_reason = "length"
+        elif refused and self.on_fallbacks == "stop" and self.fallbacks + 1 >= self.max_fallbacks:
+            self.finish_reason = "fallbacks"
 
     def observe(self, outlook, proposed: int, accepted: int, seconds: float, rows: int) -> None:
         """What became of a round's drafts, for whoever decides about the next ones. Not for a round that was cut: it
@@ -99,8 +101,6 @@ class Request:
         elif proposed:
             self.fallbacks += 1
         if self.fallbacks >= self.max_fallbacks:
-            if self.on_fallbacks == "stop" and self.finish_reason is None:
-                self.finish_reason = "fallbacks"
             rounds = min(FIRST_REST << self.rests, LONGEST_REST)
             self.draft.rest(rounds, f"{self.fallbacks} rounds in a row without an accepted draft")
             self.fallbacks, self.rests = 0, self.rests + 1

@@ -82,6 +82,7 @@ class Session:
         from .request import Request
 
         self._pair, self._options, self._follows, self.index = pair, options, follows, index
+        self._generation, self._begun = pair.generation, False  # what draft, controller and processor are for
         self._cancel, self._prompt_tokens, self._texts = threading.Event(), len(ids), []
         self._reader, model = Reader(pair.tokenizer, options.stop), pair.model
         limit = min(len(ids) + options.max_new_tokens, pair.context)
@@ -107,21 +108,35 @@ class Session:
         )
         stats = self.request.stats
         stats.prompt_tokens, stats.timing.load_seconds = len(ids), pair.load_seconds
-        stats.settings = pair.settings | options.as_dict() | {"generation": pair.generation}
+        stats.settings = pair.settings | options.as_dict() | {"generation": self._generation}
         stats.backend = backend_name(model)
         stats.memory.budget, stats.batch = pair.budget, batch
         stats.timing.row_seconds = row_seconds(pair, self.request.controller)
 
-    def begin_again(self) -> None:
-        """After an exchange: another draft, controller and processor, for what the pair has now."""
-        request = self.request
+    @property
+    def is_watched(self) -> bool:
+        """Whether a callback is told of its tokens."""
+        return self._options.callback is not None
+
+    def keep_up(self) -> None:
+        """It begins or goes on: after an exchange with another draft, controller and processor, for what the pair has
+        now.
+        """
+        request, generation, begun = self.request, self._pair.generation, self._begun
+        self._begun = True
+        if generation == self._generation:
+            return
+        self._generation = generation
         try:
             request.processor = self._make_processor()
         except OptionError as error:  # about ids that this model has not
             request.failure = error
         request.draft = make_draft(self._pair, self._options, request.limit, self._follows)
         request.controller = make_controller(self._pair, self._options, request.draft)
-        request.stats.swaps += 1
+        if begun:
+            request.stats.swaps += 1
+        else:
+            request.stats.settings |= self._pair.settings | {"generation": generation}
         request.stats.timing.row_seconds = row_seconds(self._pair, request.controller)
 
     def _make_processor(self):
@@ -235,17 +250,22 @@ def sampling_of(options):
 
 def make_controller(pair, options, draft):
     from .controller import Auto, Fixed, worth_drafting
+    from .costs import CostCurve
 
     if draft.draft is None or options.max_new_tokens < 2:
         return Fixed(0)
     if options.k != "auto":
         return Fixed(options.k, timeout=options.verify_timeout)
     cost = 0.0 if draft.draft.name == "lookup" else pair.draft_cost
-    if not worth_drafting(options.max_new_tokens, pair.costs):  # of a lookup, which comes first
+    # Where K has a say in what is drawn, or in what is lent, it must be the same again.
+    steady = options.temperature > 0 or options.rule == "threshold"
+    costs = CostCurve.given(pair.costs)
+    if not worth_drafting(
+        options.max_new_tokens, costs.frozen() if steady else costs
+    ):  # of a lookup, which comes first
         most = options.max_new_tokens
         return Fixed(0, why=f"drafting does not pay for {most} tokens at the measured costs, however good the draft")
-    steady = options.temperature > 0  # K has a say in what is drawn, so it must be the same again
-    return Auto(pair.costs, cost, steady=steady, timeout=options.verify_timeout, tree=options.tree or 0)
+    return Auto(costs, cost, steady=steady, timeout=options.verify_timeout, tree=options.tree or 0)
 
 
 def row_seconds(pair, controller) -> float | None:

@@ -201,9 +201,10 @@ class Stage:
 
         A stream keeps the tokens that it has (with the rest of its round, which the old target has verified) and goes
         on with what the new target says after them: its caches are filled anew from the committed ids, so that it is
-        the text of a new request whose prompt they are. ``generate``, of which nobody has seen a token, begins again
-        with the new target: what it returns is always the text of one version. A request that starts after the swap is
-        what a fresh load of the new version makes. No exchange of a draft changes a token of greedy text.
+        the text of a new request whose prompt they are. ``generate`` without a callback, of which nobody has seen a
+        token, begins again with the new target: what it returns is the text of one version. A request that starts
+        after the swap is what a fresh load of the new version makes. No exchange of a draft changes a token of greedy
+        text.
 
         ``target``: as of :func:`load`, with the same vocabulary (by content) and no smaller context than the old one.
         ``draft``: as of :func:`load`; requests that chose "lookup" or "none" keep it. Both versions are in memory

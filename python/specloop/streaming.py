@@ -32,10 +32,19 @@ class Stream:
 
     def __next__(self) -> Event:
         _, token, from_draft = next(self._tokens, (None, None, False))
-        event = self._session.event(token, from_draft)
-        if event is not None:
-            return event
-        raise self._session.failure or StopIteration
+        try:
+            event = self._session.event(token, from_draft)
+            failure = self._session.failure if event is None else None
+        except BaseException as error:  # of the caller's callback
+            self.close()
+            failure = error
+        if failure is None and event is None:
+            raise StopIteration
+        if isinstance(failure, StopIteration):  # which is not the end of the text
+            raise RuntimeError("a function of the caller's raised StopIteration") from failure
+        if failure is not None:
+            raise failure
+        return event
 
     @property
     def result(self) -> Result:

@@ -19,17 +19,23 @@ from .models.base import Part, accept, forward_parts, one_by_one
 
 class Turns:
     """A lock for ``with``. Who waits for it gets it before the one that gave it back: with a plain lock a request that
-    takes it again within microseconds keeps others, and an exchange, waiting for as long as it likes.
+    takes it again within microseconds keeps others, and an exchange, waiting for as long as it likes. Who has it and
+    asks again, from a function that is called in a pass, would wait for good: RuntimeError.
     """
 
     def __init__(self):
         self._door, self._room = threading.Lock(), threading.Lock()
+        self._holder: int | None = None
 
     def __enter__(self):
+        if self._holder == threading.get_ident():
+            raise RuntimeError("the pair can't be used within a pass of its own: by a function that is called in one")
         with self._door:  # held by the one that is next
             self._room.acquire()
+        self._holder = threading.get_ident()
 
     def __exit__(self, *error):
+        self._holder = None
         self._room.release()
 
 
