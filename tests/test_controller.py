@@ -6,10 +6,10 @@ import random
 import time
 
 import pytest
-import torch
 
 import specloop.pair
-from scripted import FunctionDraft, ToyTokenizer, anti, oracle, request_for, scripted
+from controllers import BLAS, CHEAP, LINEAR, crew, feed, play
+from scripted import FunctionDraft, ToyTokenizer, anti, oracle, scripted
 from specloop import cli
 from specloop.controller import (
     FIRST_PAUSE,
@@ -22,34 +22,9 @@ from specloop.controller import (
     worth_drafting,
     worth_loading,
 )
-from specloop.costs import CostCurve, measure_costs
-from specloop.decode import decode
+from specloop.costs import CostCurve
 from specloop.drafts.lookup import LookupDraft
 from specloop.pair import Pair
-
-CHEAP = [1.0, 1.06, 1.12, 1.18, 1.25, 1.4, 1.5, 1.6, 1.7]  # reads every weight once per pass
-BLAS = [1.0, 1.9, 1.9, 1.9, 1.9, 1.95, 1.95, 2.0, 2.0]  # the second row costs as much as the first
-LINEAR = [float(n) for n in range(1, 10)]
-
-
-def play(model, prompt, tokens, draft, controller):
-    """The request, decoded to its end."""
-    request = request_for(model, list(prompt), tokens, draft, controller)
-    list(decode(model, [request]))
-    return request
-
-
-def feed(auto, rate, rounds, strength=0, limit=8, seed=0):
-    """Plays rounds with that acceptance per token; returns (the Ks, cost of it all, tokens)."""
-    rng, ks, cost, tokens = random.Random(seed), [], 0.0, 0
-    for _ in range(rounds):
-        k = auto.choose((strength, limit))
-        accepted = next((j for j in range(k) if rng.random() >= rate), k)
-        auto.observe((strength, limit), k, accepted)
-        ks.append(k)
-        cost += auto.costs[k]
-        tokens += accepted + 1
-    return ks, cost, tokens
 
 
 def test_all_accepted_means_the_most_rows():
@@ -197,118 +172,6 @@ def test_decisions_are_a_function_of_the_committed_ids():
     for make in (lambda: Auto(CHEAP), lambda: Auto(CostCurve(live[0]), steady=True)):
         assert ks(make(), 0) == ks(make(), 0.9) and any(ks(make(), 0))
     assert ks(Auto(CostCurve(live[0])), 0) != ks(Auto(CostCurve(live[1])), 0.9)  # what the clocks say is heard
-
-
-# ---- several requests in one pass ------------------------------------------------------------------------------------
-
-
-def crew(rates, costs, **options):
-    """Controllers that know these acceptances per token."""
-    autos = [Auto(costs, **options) for _ in rates]
-    for auto, rate in zip(autos, rates, strict=True):
-        for counter in auto.counters:
-            counter.hits, counter.trials = rate * 1e7, 1e7
-    return autos
-
-
-def best_by_trying(rates, limits, costs, draft_cost=0.0):
-    """(speed, Ks) over all combinations."""
-    found = []
-    for ks in itertools.product(*(range(limit + 1) for limit in limits)):
-        tokens = len(rates) + sum(sum(r**j for j in range(1, k + 1)) for r, k in zip(rates, ks, strict=True))
-        found.append((tokens / (costs.seconds(len(ks) + sum(ks)) + sum(ks) * draft_cost), ks))
-    return max(found)
-
-
-@pytest.mark.parametrize("costs", [CHEAP, BLAS, [0.01 * c for c in CHEAP]])
-@pytest.mark.parametrize("draft_cost", [0.0, 0.05])
-def test_shared_rows_go_where_they_are_accepted(costs, draft_cost):
-    """The greedy choice by survival is the best of all combinations."""
-    costs, rng = CostCurve.given(costs), random.Random(7)
-    draft_cost *= costs.seconds(1)
-    for _ in range(12):
-        rates = [rng.choice((0.0, 0.2, 0.5, 0.7, 0.9)) + 0.01 * rng.random() for _ in range(rng.choice((1, 2, 3)))]
-        limits = [rng.randrange(5) for _ in rates]
-        ks = plan(crew(rates, costs, draft_cost=draft_cost), [(0, limit) for limit in limits])
-        speed, best = best_by_trying(rates, limits, costs, draft_cost)
-        plain = len(rates) / costs.seconds(len(rates))
-        assert ks == (list(best) if speed >= 1.03 * plain else [0] * len(rates)), (rates, limits)
-
-
-def test_a_request_without_drafts_does_not_keep_others_from_theirs():
-    ks = plan(crew([0.9, 0.0, 0.9], CHEAP), [(0, 8), (0, 0), (0, 8)])
-    assert ks[1] == 0 and min(ks[0], ks[2]) >= 2
-    ks = plan(crew([0.9, 0.02], CHEAP), [(0, 8), (0, 8)])
-    assert ks[0] >= 4 and ks[1] == 0
-
-
-def test_more_requests_leave_fewer_rows_for_each():
-    costs = [1.0 + 0.05 * n + (0.2 * (n - 8) if n > 8 else 0.0) for n in range(16)]
-    alone = plan(crew([0.7], costs), [(0, 8)])[0]
-    together = plan(crew([0.7] * 8, costs), [(0, 8)] * 8)
-    assert alone >= 4 and max(together) <= 1
-    assert plan(crew([0.7] * 40, costs), [(0, 8)] * 40) == [0] * 40  # beyond what was measured
-
-
-def test_what_is_fixed_is_given_and_the_rest_planned_around_it():
-    costs = [1.0] * 8 + [3.0] * 8
-    auto, outlooks = crew([0.9], costs), [(0, 6), (0, 8)]
-    ks = plan([Fixed(4), *auto], outlooks)
-    assert ks == [4, 2]  # eight rows are as cheap as one
-    assert plan([Fixed(4), *crew([0.9], costs)], [(0, 3), (0, 8)]) == [3, 3]
-
-
-def test_a_steady_request_is_decided_as_if_it_were_alone():
-    costs = CostCurve([1.0 + 0.1 * n for n in range(16)])
-    outlook = (0, 8)
-    for rate in (0.3, 0.6, 0.9):
-        alone = crew([rate], costs, steady=True)[0].choose(outlook)
-        (steady,) = crew([rate], costs, steady=True)
-        for neighbours in ([0.9] * 3, [0.1] * 7):
-            ks = plan([*crew(neighbours, costs), steady], [outlook] * (len(neighbours) + 1))
-            assert ks[-1] == alone
-    for _ in range(50):
-        costs.observe(9, 20.0)
-    assert crew([0.6], costs, steady=True)[0].choose(outlook) == plan(crew([0.6], list(costs.measured)), [outlook])[0]
-
-
-def test_a_request_in_a_batch_probes_on_its_own():
-    (good, bad), outlooks = crew([0.9, 0.0], CHEAP), [(0, 8), (0, 8)]
-    probes = []
-    for n in range(3 * FIRST_PAUSE + 1):
-        ks = plan([good, bad], outlooks)
-        assert ks[0] >= 2
-        for auto, k, accepted in ((good, ks[0], ks[0]), (bad, ks[1], 0)):
-            auto.observe((0, 8), k, accepted)
-        probes += [n] if ks[1] else []
-    assert probes == [FIRST_PAUSE - 1, 3 * FIRST_PAUSE - 1]
-
-
-def test_a_tree_costs_its_nodes_however_deep_it_is():
-    costs = [1.0 + 0.05 * n for n in range(16)]
-    for rate in (0.05, 0.3, 0.5, 0.9):
-        for draft_cost in (0.0, 0.05, 0.2):
-            (auto,) = crew([rate], costs, draft_cost=draft_cost, tree=5)
-            speed = (1 + sum(rate**j for j in range(1, 5))) / (costs[5] + 5 * draft_cost)
-            assert auto.choose((0, 4)) == (4 if speed >= 1.03 else 0)
-            assert auto.choose((9, 4)) == crew([rate], costs)[0].choose((9, 4))  # a lookup beside it is a chain
-    ks = plan([*crew([0.9], costs, tree=6), *crew([0.9], costs)], [(0, 8), (0, 8)])
-    assert min(ks) > 2
-
-
-def test_a_repeating_row_speeds_up_beside_a_random_one():
-    """In the loop, as a batch: K of each follows its own text."""
-    rng = random.Random(3)
-    phrase, noise = [rng.randrange(300) for _ in range(10)], [rng.randrange(300) for _ in range(200)]
-    texts = {7: phrase * 20, 8: noise}  # by the first id
-    model = scripted(lambda prefix: texts[prefix[0]][len(prefix) - 1], 300)
-    costs = [1.0 + 0.05 * n for n in range(16)]
-    both = [request_for(model, [first], 199, LookupDraft(), Auto(costs)) for first in texts]
-    repeats, random_text = both
-    list(decode(model, [repeats, random_text]))
-    assert [request.ids[1:] for request in both] == [text[:199] for text in texts.values()]
-    assert repeats.stats.speculation.rounds < 60 and random_text.stats.speculation.rounds > 190
-    assert sum(random_text.stats.speculation.k_history) < 20
 
 
 # ---- time limit ------------------------------------------------------------------------------------------------------
@@ -505,98 +368,3 @@ def test_rounds_that_were_cut_teach_nothing():
     model = scripted(lambda prefix: 9 if len(prefix) == 4 else 1, 10, eos_ids=[9])
     request = play(model, [1, 2], 38, oracle(model), Spy([1.0] * 9))
     assert request.ids == [1, 2, 1, 1, 9] and seen == []
-
-
-# ---- costs -----------------------------------------------------------------------------------------------------------
-
-
-def test_beyond_what_was_measured_the_slope_of_the_last_half_holds():
-    curve = CostCurve([1.0, 1.0, 1.0, 1.0, 2.0, 3.0, 4.0, 5.0])
-    assert [curve.seconds(n) for n in (1, 4, 8, 9, 12)] == [1, 1, 5, 6, 9]
-    assert CostCurve([2.0]).seconds(3) == 6.0
-    with pytest.raises(ValueError, match="measured"):
-        CostCurve([1.0, float("nan")])
-    with pytest.raises(ValueError, match="measured"):
-        CostCurve([])
-
-
-def test_rounds_keep_the_costs_fresh():
-    curve = CostCurve([0.01] * 16)
-    for _ in range(100):
-        curve.observe(5, 0.02)
-        curve.observe(1, 0.01)
-    assert curve.seconds(1) == pytest.approx(0.01) and curve.seconds(5) == pytest.approx(0.02, rel=0.01)
-    assert curve.seconds(3) == pytest.approx(0.01 * 2**0.5, rel=0.01)  # half way
-    assert curve.seconds(16) == pytest.approx(0.02, rel=0.01) and curve.measured == (0.01,) * 16
-    curve.observe(40, 1.0)  # nothing is known of so many
-    assert list(curve) == sorted(curve)
-
-
-def test_spikes_hardly_move_the_costs():
-    rng, curve, seen = random.Random(1), CostCurve([0.01] * 9), []
-    for n in range(500):
-        curve.observe(4, 0.5 if n % 25 == 0 else 0.01 * rng.uniform(0.95, 1.05))
-        seen.append(curve.seconds(4))
-    assert max(seen) < 0.0112
-
-
-def test_the_requests_of_a_batch_tell_of_the_same_pass():
-    one, five = CostCurve([0.01] * 9), CostCurve([0.01] * 9)
-    for n in range(20):
-        one.observe(5, 0.02 + n * 1e-6)
-        for _ in range(5):
-            five.observe(5, 0.02 + n * 1e-6)
-    assert list(one) == list(five)
-
-
-def test_a_busy_machine_is_no_drift_another_shape_is():
-    told = []
-    busy = CostCurve([0.01 * c for c in CHEAP], lambda: told.append("busy"))
-    for n in range(200):
-        busy.observe(n % 9 + 1, 0.03 * CHEAP[n % 9])
-    assert not told and busy.drift < 0.1
-    assert Auto(busy).choose((9, 8)) == Auto(CHEAP).choose((9, 8))
-    other = CostCurve([0.01 * c for c in CHEAP], lambda: told.append("other"))
-    for n in range(400):
-        other.observe(n % 9 + 1, 0.01 * LINEAR[n % 9])
-    assert told == ["other"]
-    assert Auto(other).choose((2, 8)) == 0 < Auto(CHEAP).choose((2, 8))
-
-
-# ---- measuring -------------------------------------------------------------------------------------------------------
-
-
-class Sleepy:
-    """A pass over n rows takes n milliseconds, except that some take a spike more."""
-
-    def __init__(self, spikes=(), context=64):
-        self.calls, self.spikes, self.vocab_size, self.context = 0, spikes, 4, context
-
-    def new_cache(self, capacity):
-        from scripted import ScriptedCache
-
-        return ScriptedCache(capacity)
-
-    def forward(self, tokens, cache, *, last):
-        cache.ids.extend(tokens)
-        assert cache.length <= cache.capacity
-        self.calls += 1
-        time.sleep(0.001 * len(tokens) + (0.02 if self.calls in self.spikes else 0))
-        return torch.zeros(last, 4)
-
-
-def test_costs_are_measured_within_the_budget():
-    start = time.perf_counter()
-    costs = measure_costs(Sleepy(), budget=0.2)
-    assert time.perf_counter() - start < 3  # two sweeps take 0.1 s where sleeping is exact
-    assert len(costs) == 16 and costs == sorted(costs) and costs[8] > 0.009 and costs[15] > 0.016
-
-
-def test_a_context_of_a_few_tokens():
-    costs = measure_costs(Sleepy(context=3), budget=0.0)
-    assert len(costs) == 3 and Auto(costs).choose((9, 8)) <= 2
-
-
-def test_a_spike_is_not_a_cost():
-    costs = measure_costs(Sleepy(spikes={3}), budget=0.1)
-    assert costs[1] < 0.02

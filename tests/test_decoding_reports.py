@@ -12,6 +12,7 @@ import reports
 CASES, DECODE, BATCH, LOOPS, API = (
     f"test_{x}.py" for x in ("decoding_cases", "decode", "batch", "loops", "generate_api")
 )
+COSTS = "test_costs.py"
 CONSTRAINED, GRAMMAR, PROCESSORS, CONTROLLER, STATS = (
     f"test_{x}.py" for x in ("constrained", "grammar", "processors", "controller", "stats")
 )
@@ -245,7 +246,7 @@ REPORTS = {
     ),
     "G2": (
         "llama.cpp 4624",
-        (CONTROLLER, "test_costs_are_measured_within_the_budget"),
+        (COSTS, "test_costs_are_measured_within_the_budget"),
         (CONTROLLER, "test_a_step_in_the_cost_is_no_trap"),
     ),
     "G3": (
