@@ -103,6 +103,29 @@ def test_streamed_weights(tmp_path, monkeypatch, dtype, tied):
         model.close()
 
 
+@pytest.mark.parametrize("counts", [(1, 4, 1), (4, 1, 1)])  # rows in order, and to be sorted
+@pytest.mark.parametrize("more", [0, 60_000, 160_000])
+def test_shapes_of_streamed_weights_that_come_back(tmp_path, monkeypatch, counts, more):
+    """What lies in a slot is another block the next time, or already in the same pass, and must not be captured."""
+    monkeypatch.setenv("SPECDEC_CACHE", str(tmp_path))
+    path = packed(str(write(tmp_path / "tiny.gguf", tied=True)))
+    with stream.Pack.open(path) as pack:
+        least = stream.plan(pack, reserved=needs(CONFIG, kv="int8", context=256)).minimum
+    model, _, _ = load_model(path, context=256, memory_budget=least + more)
+    assert model.streams
+    caches = [started(model, TOKENS[:n], 100) for n in (3, 70, 9)]
+    news = [TOKENS[200 + i : 200 + i + n] for i, n in enumerate(counts)]
+    want = torch.cat(
+        [model.forward(new, cache, last=len(new)).clone() for new, cache in zip(news, caches, strict=True)]
+    )
+    for _ in range(4):
+        for new, cache in zip(news, caches, strict=True):
+            cache.truncate(cache.length - len(new))
+        parts = [Part(cache, new, len(new)) for new, cache in zip(news, caches, strict=True)]
+        assert torch.equal(model.forward_parts(parts), want)
+    model.close()
+
+
 def test_shapes_that_come_back_are_captured():
     model = build("int8")
     caches = [started(model, TOKENS[:n]) for n in (3, 70, 9)]

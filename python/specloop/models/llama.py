@@ -114,12 +114,12 @@ class Llama:
             body = [block for block in blocks if not isinstance(block[1], Head)]
             head = blocks[len(body) :]
             if body:
-                self._make(r, key, (block_key, "body"), body)
+                self._make(r, key, block_key and (block_key, "body"), body)
             if head:  # which takes the last rows
                 for x in (r.hidden, r.delta):
                     x[-len(layout.wanted) :] = x[layout.wanted]
                 gathered = True
-                self._make(r, key, (block_key, "head"), head)
+                self._make(r, key, block_key and (block_key, "head"), head)
         r.seen = True
         for cache, tokens, _, parents in pieces:
             cache.advance(len(tokens) - len(parents or ()))
