@@ -1,5 +1,7 @@
 """Loading in the background: in parallel, with one fraction of progress, and an end to it at any time."""
 
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -299,3 +301,25 @@ def test_a_draft_that_is_required_is_an_error_when_it_cannot_be_read(tiny, tmp_p
         pair.ready()
     with pytest.raises(OptionError, match=r"^require_draft: expected True or False, got 'yes'"):
         specloop.load(tiny, corrupt, require_draft="yes")
+
+
+def test_the_end_of_the_process_ends_a_loading_first():
+    """A thread that is in C++ when the interpreter goes away takes the process with it: abort."""
+    code = """
+import time
+from specloop.loading import Loading, Progress
+
+def job():
+    try:
+        while True:
+            progress.check()
+            time.sleep(0.01)
+    finally:
+        print("ended", flush=True)
+
+progress = Progress()
+loading = Loading([job], list, list, list, progress)
+time.sleep(0.05)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")

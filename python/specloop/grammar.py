@@ -211,7 +211,16 @@ class Cursor:
         self._at: list[int] = []  # the answer so far, for the matcher
 
     def allowed(self, ids: Sequence[int]) -> Tensor:
-        answer = list(ids[self.prompt_tokens :])
+        try:
+            return self._allowed(list(ids[self.prompt_tokens :]))
+        except OptionError:
+            raise
+        except (ValueError, RuntimeError) as error:  # of the library: a text that it can't go on with
+            raise OptionError(
+                f"grammar: nothing can follow {len(self._at)} ids of this answer: {_line(error)}"
+            ) from None
+
+    def _allowed(self, answer: list[int]) -> Tensor:
         same = len(self._at)
         if answer[:same] != self._at:
             same = next(i for i, token in enumerate(self._at) if i == len(answer) or answer[i] != token)

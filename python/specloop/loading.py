@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 
 from .errors import LoadCancelled
@@ -47,6 +49,18 @@ class Progress:
             raise LoadCancelled("loading was cancelled")
 
 
+_under_way: weakref.WeakSet = weakref.WeakSet()
+PATIENCE = 5.0  # seconds that the end of the process waits for a thread
+
+
+@atexit.register
+def _end_all():
+    """A thread that is in C++ when the interpreter ends would abort the process."""
+    for loading in list(_under_way):
+        loading.cancel()
+        loading.join(PATIENCE)
+
+
 class Watched:
     """A model whose passes raise once loading is to end."""
 
@@ -78,6 +92,7 @@ class Loading:
             threading.Thread(target=self._work, args=(i, job), name=f"specloop-load-{i}", daemon=True)
             for i, job in enumerate(jobs)
         ]
+        _under_way.add(self)
         for thread in self._threads[1:]:
             thread.start()
         self._threads[0].start()  # the first waits for the others in the end
