@@ -117,7 +117,7 @@ def test_an_answer_that_the_grammar_does_not_know():
 def test_a_matcher_that_fails_is_named_in_one_line():
     matcher, made = digits()
     matcher.mask = lambda: (_ for _ in ()).throw(ValueError("NoExtensionBias\n<state>\nTokens:"))
-    with pytest.raises(OptionError, match="grammar: nothing can follow 2 ids of this answer: NoExtensionBias$"):
+    with pytest.raises(OptionError, match=r"grammar: nothing can follow 2 ids of this answer: NoExtensionBias$"):
         permitted(made, [1, 2])
 
 
