@@ -439,6 +439,19 @@ def test_module_level_names():
         specloop.nothing  # noqa: B018
 
 
+def test_likeliest_ids_of_hard_rows():
+    """A NaN has no probability, and the first +inf has all of it: as in the log-probability of the token itself."""
+    inf, nan = math.inf, math.nan
+    rows = [[1.0, nan, 0.0, nan, -inf], [0.0, -inf, inf, inf, nan]]
+    model = Scripted(lambda prefix: rows[len(prefix) % 2], 5)
+    pair = Pair(lambda: (model, ToyTokenizer("abcde"), None), draft="none")
+    result = pair.generate([1, 2], max_new_tokens=2, logprobs=3)
+    assert result.tokens == [0, 2]
+    (first, top), (second, other) = result.logprobs
+    assert [token for token, _ in top] == [0, 2] and top[0][1] == pytest.approx(-math.log1p(math.exp(-1)))
+    assert first == pytest.approx(top[0][1]) and second == 0.0 and other == [(2, 0.0)]
+
+
 # ---- statistics of batches -------------------------------------------------------------------------------------------
 
 

@@ -194,7 +194,7 @@ def _look_closer(rows, request, verdict):
     if not len(rows):
         return
     if request.top_logprobs:
-        logs = torch.log_softmax(rows.float(), -1)
+        logs = torch.log_softmax(_finite(rows), -1)
         best = logs.topk(min(request.top_logprobs, logs.shape[1]), -1)
         verdict.top = [
             [(token, value) for token, value in zip(ids, values, strict=True) if value > -math.inf]
@@ -206,3 +206,14 @@ def _look_closer(rows, request, verdict):
         verdict.agreed = (argmax == tokens).tolist()
         both = rows.gather(1, torch.stack([argmax, tokens], 1))
         verdict.gaps = (both[:, 0] - both[:, 1]).tolist()  # the softmax cancels out
+
+
+def _finite(rows):
+    """The rows as ``verify`` reads them, so that their softmax has no NaN: a NaN is -inf, the first +inf is certain."""
+    rows = rows.float()
+    if bool(rows.amax(1).isfinite().all()):
+        return rows
+    rows = torch.where(rows.isnan(), -math.inf, rows)
+    certain = rows == math.inf
+    first = certain & (certain.cumsum(1) == 1)
+    return torch.where(certain.any(1, keepdim=True), torch.where(first, 0.0, -math.inf), rows)
