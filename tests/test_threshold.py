@@ -355,3 +355,21 @@ def test_requests_with_other_rules_share_the_round():
     crew = [lossless, lossy, strict]
     verdicts = judge(rows.repeat(3, 1), crew, [Proposal([second])] * 3)
     assert [v.accepted for v in verdicts] == [0, 1, 0] and [v.lent for v in verdicts] == [[], [0], []]
+
+
+def test_log_probabilities_are_given_to_who_asked():
+    """Requests of one round; what is lent is judged by itself."""
+    rows = torch.tensor([two_good([1, 2]), two_good([1, 2, 3])])
+    second = sorted(range(VOCAB), key=two_good([1, 2]).__getitem__)[-2]
+    rows[1] = torch.tensor(two_good([1, 2, second]))
+    asks, silent = request_of([1, 2], ready()), request_of([1, 2], ready())
+    asks.logprobs = []
+    for crew in ([asks, silent], [silent, asks], [silent], [asks]):
+        verdicts = judge(rows.repeat(len(crew), 1), crew, [Proposal([second])] * len(crew))
+        for request, verdict in zip(crew, verdicts, strict=True):
+            assert verdict.accepted == 1 and verdict.lent == [0]
+            if request is silent:
+                assert verdict.logprobs is None
+            else:
+                want = [row[token] for row, token in zip(rows.log_softmax(-1), verdict.tokens, strict=True)]
+                assert verdict.logprobs == pytest.approx([float(x) for x in want], abs=1e-5)

@@ -158,7 +158,8 @@ def _judge_group(logits, crew, proposals, rule, ahead=0):
         kept = [token for token in emitted[i] if token >= 0]
         path = None if path is None else path[: accepted[i]]
         stuck = bool(flags[i] & (NO_CANDIDATE | BAD_VALUE))
-        verdicts.append(Verdict(kept, accepted[i], path, stuck, logprobs=logprobs and logprobs[i][: len(kept)]))
+        asked = crew[i].logprobs is not None  # or it is someone else's wish
+        verdicts.append(Verdict(kept, accepted[i], path, stuck, logprobs=logprobs[i][: len(kept)] if asked else None))
     return verdicts
 
 
