@@ -77,6 +77,8 @@ INT64 = 2**63
         {"verify_timeout": 0},
         {"verify_timeout": math.nan},
         {"logprobs": -1},
+        {"top_k": 2**63},
+        {"theta_window": 2**63, "rule": "threshold"},
         {"logprobs": True},
         {"callback": "print"},
         {"draft_temperature": 0.5},
@@ -262,3 +264,12 @@ def test_log_probabilities_are_of_the_row_before_temperature_and_filters(tempera
 def test_greedy_needs_no_seed_and_sampling_draws_one():
     assert check_request().seed == 0
     assert check_request(temperature=1.0).seed != check_request(temperature=1.0).seed
+
+
+def test_the_largest_numbers_beside_others():
+    most = 2**63 - 1
+    each = [{"top_k": most, "seed": most}, {"top_k": 2, "seed": -most - 1}, {"rule": "threshold", "theta_window": most}]
+    options = {"temperature": 1.0, "max_new_tokens": 5}
+    results = pair_on("scripted").generate_batch([[1], [2], [3]], each=each, **options)
+    alone = [pair_on("scripted").generate([i], **own, **options) for i, own in enumerate(each[:2], 1)]
+    assert [r.tokens for r in results[:2]] == [r.tokens for r in alone] and len(results[2].tokens) == 5

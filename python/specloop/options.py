@@ -18,6 +18,7 @@ DTYPES = ("int8", "bf16", "f32")
 CACHES = ("int8", "f16", "f32")
 RULES = ("lossless", "block", "threshold")
 FALLBACKS = ("plain", "stop")
+LARGEST_INT = 2**63 - 1  # of the kernels' and of containers' numbers
 MOST_DRAFTS = 64  # per round, of a chain or a tree
 MOST_THREADS = 256  # the system has an end, too, and OpenMP crashes where it is reached
 DEVICES = ("auto", "cpu", "cuda")
@@ -146,10 +147,10 @@ def check_request(
     return Options(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
-        top_k=integer("top_k", top_k, -1),
+        top_k=integer("top_k", top_k, -1, LARGEST_INT),
         top_p=real("top_p", top_p, 0.0, 1.0),
         min_p=real("min_p", min_p, 0.0, 1.0),
-        seed=integer("seed", seed, -(2**63), 2**63 - 1),
+        seed=integer("seed", seed, -LARGEST_INT - 1, LARGEST_INT),
         stop=check_stops(stop),
         draft=draft,
         k=check_k(k),
@@ -184,7 +185,7 @@ def _threshold(rule, theta, window, agreement):
         return given
     return {
         "theta": None if theta is None else real("theta", theta, 0.0, above=True),
-        "theta_window": integer("theta_window", THETA_WINDOW if window is None else window, 1),
+        "theta_window": integer("theta_window", THETA_WINDOW if window is None else window, 1, LARGEST_INT),
         "agreement": real("agreement", AGREEMENT if agreement is None else agreement, 0.0, 1.0, above=True),
     }
 
