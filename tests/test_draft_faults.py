@@ -390,7 +390,7 @@ def test_threads_end_with_their_requests():
     deadline = time.perf_counter() + 5
     while threading.active_count() > before and time.perf_counter() < deadline:
         time.sleep(0.005)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # fewer if one of an earlier test has come back meanwhile
 
 
 def test_our_own_drafts_need_no_thread():
