@@ -169,7 +169,7 @@ def test_decisions_are_a_function_of_the_committed_ids():
         return play(model, [1, 2], 248, LookupDraft(), Clock()).stats.speculation.k_history
 
     live = [[0.001 * c for c in CHEAP] for _ in range(2)]
-    for make in (lambda: Auto(CHEAP), lambda: Auto(CostCurve(live[0]), steady=True)):
+    for make in (lambda: Auto(CHEAP), lambda: Auto(CostCurve(live[0]), steady=CHEAP)):
         assert ks(make(), 0) == ks(make(), 0.9) and any(ks(make(), 0))
     assert ks(Auto(CostCurve(live[0])), 0) != ks(Auto(CostCurve(live[1])), 0.9)  # what the clocks say is heard
 

@@ -61,17 +61,17 @@ def test_what_is_fixed_is_given_and_the_rest_planned_around_it():
 
 
 def test_a_steady_request_is_decided_as_if_it_were_alone():
-    costs = CostCurve([1.0 + 0.1 * n for n in range(16)])
+    costs, steady = CostCurve([1.0 + 0.1 * n for n in range(16)]), [2.0 + 0.1 * n for n in range(16)]
     outlook = (0, 8)
     for rate in (0.3, 0.6, 0.9):
-        alone = crew([rate], costs, steady=True)[0].choose(outlook)
-        (steady,) = crew([rate], costs, steady=True)
+        alone = crew([rate], costs, steady=steady)[0].choose(outlook)
+        (one,) = crew([rate], costs, steady=steady)
         for neighbours in ([0.9] * 3, [0.1] * 7):
-            ks = plan([*crew(neighbours, costs), steady], [outlook] * (len(neighbours) + 1))
+            ks = plan([*crew(neighbours, costs), one], [outlook] * (len(neighbours) + 1))
             assert ks[-1] == alone
     for _ in range(50):
         costs.observe(9, 20.0)
-    assert crew([0.6], costs, steady=True)[0].choose(outlook) == plan(crew([0.6], list(costs.measured)), [outlook])[0]
+    assert crew([0.6], costs, steady=steady)[0].choose(outlook) == plan(crew([0.6], steady), [outlook])[0]
 
 
 def test_a_request_in_a_batch_probes_on_its_own():

@@ -13,8 +13,7 @@ its row, and the only one whose drafts cost time.
 
 The decision uses only what is known before the tokens are drawn, so the output's law does not change. With costs given
 it is also a function of the committed ids alone. Text that was drawn (temperature > 0) depends on K, so a request whose
-seed has to make the same text again is ``steady``: its K comes from the costs as they were measured, and from nobody
-else's drafts.
+seed has to make the same text again is ``steady``: its K comes from nominal costs, and from nobody else's drafts.
 """
 
 from __future__ import annotations
@@ -127,17 +126,17 @@ class Auto:
     """The K of one request.
 
     ``costs``: a :class:`~specloop.costs.CostCurve`, shared by all requests of a model, or seconds of a pass over 1, 2,
-    ... rows, which then stay as they are. ``draft_cost``: seconds per draft without strength. ``steady``: see above.
-    ``timeout``: see :class:`TimeLimit`. ``tree``: nodes of the trees that drafts without strength are, as many however
-    deep (K).
+    ... rows, which then stay as they are. ``draft_cost``: seconds per draft without strength. ``steady``: nominal costs
+    to decide by, in passes over one row, as ``draft_cost`` then is; None = by ``costs``. ``timeout``: see
+    :class:`TimeLimit`. ``tree``: nodes of the trees that drafts without strength are, as many however deep (K).
     """
 
-    def __init__(self, costs: Sequence[float], draft_cost=0.0, *, steady=False, timeout: float | None = None, tree=0):
+    def __init__(self, costs: Sequence[float], draft_cost=0.0, *, steady=None, timeout: float | None = None, tree=0):
         self.tree = tree
         self.live = CostCurve.given(costs)
-        self.costs = self.live.frozen() if steady else self.live
-        self.draft_cost = draft_cost / self.live.measured[0]  # in passes over one row
-        self.steady = steady
+        self.costs = self.live if steady is None else CostCurve.given(steady)
+        self.draft_cost = draft_cost / self.costs.measured[0]  # in passes over one row
+        self.steady = steady is not None
         self.time = TimeLimit(timeout, self.live)
         self.counters = [Counter() for _ in range(2 * CELLS)]  # by strength; by position where there is none
         self.pause = FIRST_PAUSE

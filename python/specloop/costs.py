@@ -15,6 +15,12 @@ MOST_NEWS = 0.5  # of a pass's logarithm: a spike moves the mean by 5 % at most
 DRIFT = math.log(1.3)  # by which rounds may disagree with what was measured
 ENOUGH = 16  # passes over so many rows, before they may disagree
 
+# Of passes over 1, 2, ... rows, in passes over one: to decide by where a decision has to be the same at every load, on
+# any machine. Of a model in memory about what int8 kernels take where memory is fast, which is on the careful side.
+NOMINAL = (1.0, 1.5, 1.6, 1.65, 1.7, 1.8, 1.85, 2.2, 2.3, 2.4, 2.5, 2.7, 2.8, 3.0, 3.1, 3.3)
+NOMINAL_STREAMED = tuple(1.0 + 0.02 * n for n in range(16))
+NOMINAL_DRAFT = 0.1  # of a draft model that does not say how large it is
+
 
 class CostCurve(Sequence):
     """Seconds of a pass over 1, 2, ... rows, as a sequence; ``seconds(n)`` also goes beyond what was measured.
@@ -45,10 +51,6 @@ class CostCurve(Sequence):
         curve = cls(costs)
         curve.timeless = True
         return curve
-
-    def frozen(self) -> CostCurve:
-        """As it was measured, whatever the rounds show: what it decides can be repeated."""
-        return CostCurve.given(self.measured)
 
     def __len__(self) -> int:
         return len(self._now)

@@ -35,6 +35,7 @@ class Options:
     top_p: float
     min_p: float
     seed: int
+    seeded: bool  # the seed was given, not drawn: it has to make the same text again
     stop: tuple[str, ...]
     draft: str
     k: int | str
@@ -110,9 +111,8 @@ def check_request(
 ) -> Options:
     """The options of one request, checked. ``loaded``: the draft that the pair has.
 
-    The text: ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; ``seed`` None draws one
-    where it matters, and makes the same text again with the same ``k`` ("auto" goes by the costs that were measured on
-    this machine, see calibration.py); the text ends before the first of ``stop``, a string or several, to be complete;
+    The text: ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; a ``seed`` makes the same
+    text again, None draws one where it matters; the text ends before the first of ``stop``, a string or several, to be complete;
     ``chat`` None uses the chat template if the model has one.
 
     What is added to or taken from the model's logits, in this order, on every row that is judged:
@@ -140,7 +140,8 @@ def check_request(
     if chat not in (None, True, False):
         raise OptionError(f"chat: expected True, False or None, got {show(chat)}")
     temperature = real("temperature", temperature, 0.0)
-    if seed is None:
+    seeded = seed is not None
+    if not seeded:
         seed = secrets.randbits(63) if temperature else 0
     max_new_tokens = integer("max_new_tokens", max_new_tokens, 0)
     draft = check_draft(draft, loaded)
@@ -151,6 +152,7 @@ def check_request(
         top_p=real("top_p", top_p, 0.0, 1.0),
         min_p=real("min_p", min_p, 0.0, 1.0),
         seed=integer("seed", seed, -LARGEST_INT - 1, LARGEST_INT),
+        seeded=seeded,
         stop=check_stops(stop),
         draft=draft,
         k=check_k(k),

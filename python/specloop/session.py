@@ -256,15 +256,15 @@ def make_controller(pair, options, draft):
         return Fixed(0)
     if options.k != "auto":
         return Fixed(options.k, timeout=options.verify_timeout)
-    cost = 0.0 if draft.draft.name == "lookup" else pair.draft_cost
+    costs, cost, steady = CostCurve.given(pair.costs), pair.draft_cost, None
     # Where K has a say in what is drawn, or in what is lent, it must be the same again.
-    steady = options.temperature > 0 or options.rule == "threshold"
-    costs = CostCurve.given(pair.costs)
-    if not worth_drafting(
-        options.max_new_tokens, costs.frozen() if steady else costs
-    ):  # of a lookup, which comes first
+    if (options.temperature > 0 and options.seeded) or options.rule == "threshold":
+        steady, cost = pair.nominal_costs
+    if draft.draft.name == "lookup":
+        cost = 0.0
+    if not worth_drafting(options.max_new_tokens, steady or costs):  # of a lookup, which comes first
         most = options.max_new_tokens
-        return Fixed(0, why=f"drafting does not pay for {most} tokens at the measured costs, however good the draft")
+        return Fixed(0, why=f"drafting does not pay for {most} tokens, however good the draft")
     return Auto(costs, cost, steady=steady, timeout=options.verify_timeout, tree=options.tree or 0)
 
 
