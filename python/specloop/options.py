@@ -112,8 +112,8 @@ def check_request(
     """The options of one request, checked. ``loaded``: the draft that the pair has.
 
     The text: ``temperature`` 0 is greedy; ``top_k`` 0, ``top_p`` 1 and ``min_p`` 0 are off; a ``seed`` makes the same
-    text again, None draws one where it matters; the text ends before the first of ``stop``, a string or several, to be complete;
-    ``chat`` None uses the chat template if the model has one.
+    text again, None draws one where it matters; the text ends before the first of ``stop``, a string or several, to be
+    complete; ``chat`` None uses the chat template if the model has one.
 
     What is added to or taken from the model's logits, in this order, on every row that is judged:
     ``logit_bias`` {id: number or -inf}; ``repetition_penalty`` (of prompt and answer, as in transformers: a positive
