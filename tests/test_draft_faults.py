@@ -401,8 +401,8 @@ def test_our_own_drafts_need_no_thread():
         assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("tree", [0, 12])
-def test_a_slow_model_is_stopped_between_its_steps(impatient, tree):
+def slow_target():
+    """Its passes take 30 ms."""
     model = target()
     forward = model.forward
 
@@ -411,7 +411,12 @@ def test_a_slow_model_is_stopped_between_its_steps(impatient, tree):
         return forward(tokens, cache, last=last)
 
     model.forward = slowly
-    draft = GuardedDraft(model_draft(model, VOCAB, tree=tree), VOCAB)
+    return model
+
+
+@pytest.mark.parametrize("tree", [0, 12])
+def test_a_slow_model_is_stopped_between_its_steps(impatient, tree):
+    draft = GuardedDraft(model_draft(slow_target(), VOCAB, tree=tree), VOCAB)
     draft.outlook([1])
     found = draft.propose(8)
     assert 1 <= len(found) < 8 and "TimeoutError" in draft.faults[0] and "took more than 0.05 s" in draft.faults[0]
@@ -419,15 +424,7 @@ def test_a_slow_model_is_stopped_between_its_steps(impatient, tree):
 
 @pytest.mark.parametrize("tree", [0, 6])
 def test_a_model_that_is_known_to_be_slow_has_the_time_it_needs(impatient, tree):
-    model = target()
-    forward = model.forward
-
-    def slowly(tokens, cache, *, last):
-        time.sleep(0.03)
-        return forward(tokens, cache, last=last)
-
-    model.forward = slowly
-    draft = GuardedDraft(model_draft(model, VOCAB, tree=tree, cost=0.03), VOCAB)
+    draft = GuardedDraft(model_draft(slow_target(), VOCAB, tree=tree, cost=0.03), VOCAB)
     draft.outlook([1])
     assert len(draft.propose(6)) == 6 and draft.faults == []
 
