@@ -85,7 +85,7 @@ class Pressure:
                 steps = ", ".join(dict.fromkeys(step["step"] for seat in seats for step in seat.released)) or "nothing"
                 raise OutOfMemory(f"{_line(failure)}; given back before: {steps}")
 
-    def expect(self, seat, model, capacity) -> None:
+    def expect(self, seat, model, capacity, features=False) -> None:
         """Makes room in the budget for the cache that ``seat`` is about to get; for a draft's there has to be room.
 
         Raises BudgetError if there is none.
@@ -94,9 +94,11 @@ class Pressure:
         budget = getattr(target, "budget", None)
         if budget is None:
             return
-        needed = model.cache_nbytes(capacity)
+        needed = pages = model.cache_nbytes(capacity)
+        if features:
+            needed = model.cache_nbytes(capacity, features=True)
         while True:
-            more = max(0, needed - model.spare_nbytes)  # a new cache takes over spare pages
+            more = needed - min(pages, model.spare_nbytes)  # a new cache takes over spare pages
             used = self.used(target)
             if used + more <= budget:
                 return

@@ -72,8 +72,8 @@ class Place:
         account = self.account
         return sys.maxsize if account is None else account.room(capacity)
 
-    def seat(self, capacity) -> Seat:
-        seat = Seat(self, capacity)
+    def seat(self, capacity, features=False) -> Seat:
+        seat = Seat(self, capacity, features)
         with self._seats_lock:
             self._seats.add(seat)
         return seat
@@ -135,11 +135,13 @@ class Place:
 class Seat:
     """One request's model and cache (models/base.py: both) in a place, whatever version is there.
 
-    After an exchange ``length`` is 0.
+    After an exchange ``length`` is 0. ``wants_features``: whether the cache, when it is made, is one that keeps them
+    (models/base.py); they are kept by a model that has some.
     """
 
-    def __init__(self, place, capacity):
+    def __init__(self, place, capacity, wants_features=False):
         self.place, self._capacity, self._cache = place, capacity, None
+        self.wants_features = wants_features
         self.lock = place.lock
         self.eos_ids = self._version.model.eos_ids
         self.streamed_bytes = streamed_bytes(self._version.model) and 0  # read for this request's passes
@@ -172,6 +174,13 @@ class Seat:
         return self._resident if version is None or self._cache is None else getattr(version.model, "nbytes", None)
 
     @property
+    def features(self):
+        """(the cache's features, of how many ids): bf16 [capacity, size] and its length; (None, 0) without."""
+        cache = self._cache  # which another thread may take away
+        features = getattr(cache, "features", None)
+        return (None, 0) if features is None else (features, cache.length)
+
+    @property
     def is_empty(self):
         """Whether there is no cache: it is made in the first pass."""
         return self._cache is None
@@ -202,9 +211,10 @@ class Seat:
         if self._cache is None:
             capacity = self.capacity
             account = self.place.account
+            features = {"features": True} if self.wants_features and getattr(model, "feature_size", None) else {}
             if account is not None:
-                account.expect(self, model, capacity)
-            self._cache = model.new_cache(capacity)
+                account.expect(self, model, capacity, **features)
+            self._cache = model.new_cache(capacity, **features)
         return self._cache
 
     def leave(self):

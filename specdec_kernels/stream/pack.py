@@ -12,6 +12,7 @@ import torch
 
 from ..validate import tensor
 from . import checks
+from .buffers import view_of
 from .errors import StreamError
 from .files import PackFile
 from .folder import blocks_of_files
@@ -99,6 +100,17 @@ class Pack:
             self.files[part.file].read_into(view[part.at : part.at + part.nbytes], part.offset)
         self.check_block(index, memory)
         return block.views(memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=torch.uint8))
+
+    def read_vector(self, index, name):
+        """A plain part of a block, of one dimension: read from the file into memory of its own, without a checksum."""
+        block = self._block(index)
+        part = block.parts.get(checks.text("name", name))
+        if part is None or part.kind != "tensor" or len(part.shape) != 1:
+            raise ValueError(f"name: expected that of a vector of block {block.name}, got {name!r}")
+        (piece,) = part.pieces
+        values = torch.empty(piece.shape, dtype=piece.dtype)
+        self._read(block, piece.at, view_of(values))
+        return values
 
     def rows(self, matrix, ids, out=None):
         """Rows of a logical matrix in f32, read from the file: the bits that ``Int8Weight.rows`` gives.

@@ -26,6 +26,10 @@ class Model(Protocol):
     vocab_size: int
     context: int  # most positions that the model can see
     eos_ids: frozenset[int]
+    # ``feature_size``, if there and not None: the width of the *features*. A position's feature is its hidden state
+    # behind the last norm: the vector whose products with the head's rows are the logits of what comes next. Then
+    # ``new_cache(capacity, features=True)`` gives a cache with ``features``, bf16 ``[capacity, feature_size]``, whose
+    # rows below ``length`` are there after every pass and every ``accept``, also where no logits were wanted.
 
     def new_cache(self, capacity: int) -> Cache:
         """An empty cache for at most ``capacity`` positions."""

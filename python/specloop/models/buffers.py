@@ -68,11 +68,13 @@ class Group(NamedTuple):
 class Rows:
     """Views of the shared buffers for passes of one shape (passes.Layout), and what was captured on them.
 
-    ``logits`` takes the last rows' logits. ``width``: of a page table.
+    ``logits`` takes the last rows' logits. ``width``: of a page table. ``featured``: whether all rows go through the
+    last norm, which leaves them in ``normed``; ``moved_normed``: before the wanted ones are moved to the end.
     """
 
-    def __init__(self, buffers, config, layout, width, logits):
-        c, n = config, layout.rows
+    def __init__(self, buffers, config, layout, width, logits, featured=False):
+        c, n, self.featured = config, layout.rows, featured
+        self.moved_normed = featured and not layout.in_order
         device = buffers.hidden.device
         attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self.rotary = buffers.rotary[:n]

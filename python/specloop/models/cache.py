@@ -9,15 +9,19 @@ from .tree import Tree
 class KVCache:
     """Keys and values of one request. Rolling back only moves ``length``; the pages go back when the cache goes.
 
-    ``table``: the page table, int32 [pages of a whole context], -1 behind the last page.
+    ``table``: the page table, int32 [pages of a whole context], -1 behind the last page. ``features``: bf16 [capacity,
+    ``feature_size``], of which those below ``length`` are there; None for a size of None.
     """
 
-    def __init__(self, pool, pages, capacity, width, device):
+    def __init__(self, pool, pages, capacity, width, device, feature_size=None):
         self.pool, self.pages, self.capacity, self.length = pool, pages, capacity, 0
         self._unreached = len(pages)  # behind the longest that it was
         self._width, self._device = width, device
         self._tree = None  # of the last pass
-        self.table = self.table_of(pages)
+        self.table, self.features = self.table_of(pages), None
+        if feature_size is not None:
+            with torch.inference_mode(False):  # whatever mode the caller is in
+                self.features = torch.empty(capacity, feature_size, dtype=torch.bfloat16, device=device)
 
     def __del__(self):
         self.forget_tree()
@@ -50,6 +54,12 @@ class KVCache:
         self._tree = Tree(self, chain, parents)
         return self._tree
 
+    def keep_features(self, chain, nodes):
+        """Features of the ids that come next, float32 [n, size], and of the nodes of the tree behind them."""
+        self.features[self.length : self.length + len(chain)] = chain
+        if self._tree is not None:
+            self._tree.features = nodes.to(torch.bfloat16)
+
     def accept(self, path):
         """After a pass with a tree: its nodes ``path``, from the root down, are part of the text now.
 
@@ -61,6 +71,8 @@ class KVCache:
         self.pages, taken = self._tree.pages_with(path)
         if taken:
             self.table = self.table_of(self.pages)
+        if path and self._tree.features is not None:
+            self.features[self.length : self.length + len(path)] = self._tree.features[list(path)]
         self.advance(len(path))
         self.forget_tree()
 
@@ -71,8 +83,9 @@ class KVCache:
 
     @property
     def nbytes(self):
-        """Of its pages, full or not."""
-        return (len(self.pages) + (len(self._tree.spare) if self._tree else 0)) * self.pool.page_nbytes
+        """Of its pages, full or not, and of its features."""
+        pages = len(self.pages) + (len(self._tree.spare) if self._tree else 0)
+        return pages * self.pool.page_nbytes + (0 if self.features is None else self.features.nbytes)
 
 
 def slots(pages, positions):

@@ -40,6 +40,7 @@ class Llama:
         self.kv = kv
         self._rotated_keys = kv == "int8" and config.head_dim & (config.head_dim - 1) == 0
         self.vocab_size, self.draft_ids = config.vocab, config.draft_ids
+        self.feature_size = config.hidden
         self.eos_ids = frozenset(eos_ids)
         self.device, self.device_type = weights.device, weights.device.type
         self._chunk = rows
@@ -65,10 +66,14 @@ class Llama:
             rows=self._chunk,
         )
 
-    def new_cache(self, capacity=None):
-        """A cache for ``capacity`` tokens. Raises MemoryError if there are no pages for it."""
+    def new_cache(self, capacity=None, features=False):
+        """A cache for ``capacity`` tokens, which also keeps their features if asked to (base.py).
+
+        Raises MemoryError if there is no room for it.
+        """
         capacity = min(capacity or self.context, self.context)
-        return KVCache(self._pool, self._pool.take(-(-capacity // PAGE)), capacity, self._width, self.device)
+        pages, size = self._pool.take(-(-capacity // PAGE)), self.feature_size if features else None
+        return KVCache(self._pool, pages, capacity, self._width, self.device, size)
 
     def forward(self, tokens, cache, *, last):
         """Appends ``tokens`` to the cache and returns float32 logits [last, vocab] of the last ``last`` positions.
@@ -102,7 +107,8 @@ class Llama:
     def _pass(self, pieces):
         """One pass over the weights; the wanted rows' logits in the pieces' order."""
         layout = Layout([span for piece in pieces for span in spans(piece)])
-        r, key = self._rows(layout)
+        featured = any(piece.cache.features is not None for piece in pieces)
+        r, key = self._rows(layout, featured)
         r.fill(layout)
         torch.index_select(self._rotary, 0, r.positions, out=r.rotary)
         self.weights.embed(r.ids, r.hidden)
@@ -116,16 +122,39 @@ class Llama:
             if body:
                 self._make(r, key, block_key and (block_key, "body"), body)
             if head:  # which takes the last rows
-                for x in (r.hidden, r.delta):
+                if featured:
+                    self._normalise(r)
+                    self._keep_features(r, layout, pieces)
+                for x in (r.normed,) if featured else (r.hidden, r.delta):
                     x[-len(layout.wanted) :] = x[layout.wanted]
                 gathered = True
                 self._make(r, key, block_key and (block_key, "head"), head)
+        if featured and (layout.in_order or not layout.wanted):
+            if not layout.wanted:
+                self._normalise(r)
+            self._keep_features(r, layout, pieces)
         r.seen = True
         for cache, tokens, _, parents in pieces:
             cache.advance(len(tokens) - len(parents or ()))
         return r.logits
 
-    def _rows(self, layout):
+    def _normalise(self, r):
+        """All rows behind the last norm."""
+        eps, add = self.config.rms_eps, {"residual": r.hidden, "residual_out": r.hidden}
+        sk.rms_norm(r.delta, self.weights.last_norm, eps, out=r.normed, **add)
+
+    @staticmethod
+    def _keep_features(r, layout, pieces):
+        ends = iter(layout.ends)
+        for cache, tokens, _, parents in pieces:
+            nodes, end = len(parents or ()), next(ends)
+            # A tree's nodes are spans of one row, one behind the other in the layout as they are here.
+            last = [next(ends) for _ in range(nodes)][-1:] or [end]
+            if cache.features is not None:
+                chain = slice(end - len(tokens) + nodes, end)
+                cache.keep_features(r.normed[chain], r.normed[last[0] - nodes : last[0]])
+
+    def _rows(self, layout, featured):
         """The buffers for a pass, and a key of what may be captured on them, or None."""
         self._follow_pool()
         n, wanted = layout.rows, len(layout.wanted)
@@ -133,12 +162,12 @@ class Llama:
         if repeated and wanted > self._logits.shape[0]:
             self._forget_passes()
             self._logits = self._logits.new_empty(-(-wanted // REPEATED) * REPEATED, self.config.columns)
-        key = (*layout.shape, torch.get_num_threads(), sk.forced_backend())
+        key = (*layout.shape, featured, torch.get_num_threads(), sk.forced_backend())
         r = self._shapes.pop(key, None)
         if r is None:
             fits = wanted <= self._logits.shape[0]
             logits = self._logits[:wanted] if fits else self._logits.new_empty(wanted, self.config.columns)
-            r = Rows(self._buffers, self.config, layout, self._width, logits)
+            r = Rows(self._buffers, self.config, layout, self._width, logits, featured)
         if repeated:
             self._shapes[key] = r
             if len(self._shapes) > SHAPES:
@@ -192,17 +221,20 @@ class Llama:
             sk.attend_int8(q, *cache, table, lengths, out=out)
 
     def _head(self, r, head):
-        """Logits of the last rows: one call for a whole head, the norm and one call per part for one in parts."""
-        logits = r.logits
-        eps, last = self.config.rms_eps, slice(r.hidden.shape[0] - logits.shape[0], None)
-        hidden = r.hidden[last]
-        add = {"residual": hidden, "residual_out": hidden}
+        """Logits of the last rows: one call for a whole head, the norm and one call per part for one in parts.
+
+        Where features are kept all rows are normed; rows that were moved are so already.
+        """
+        logits, eps = r.logits, self.config.rms_eps
+        last = slice(r.hidden.shape[0] - logits.shape[0], None)
         out = logits[:, head.start : head.stop]
-        if head.norm is not None and out.shape[1] == self.config.columns:
-            sk.rms_norm_linear(r.delta[last], head.norm, eps, head.weight, out=out, **add)
-            return
-        if head.norm is not None:
-            sk.rms_norm(r.delta[last], head.norm, eps, out=r.normed[last], **add)
+        if head.norm is not None and not r.moved_normed:
+            rows = slice(None) if r.featured else last
+            add = {"residual": r.hidden[rows], "residual_out": r.hidden[rows]}
+            if out.shape[1] == self.config.columns and not r.featured:
+                sk.rms_norm_linear(r.delta[rows], head.norm, eps, head.weight, out=out, **add)
+                return
+            sk.rms_norm(r.delta[rows], head.norm, eps, out=r.normed[rows], **add)
         linear(r.normed[last], head.weight, out=out)
 
     @property
@@ -245,9 +277,11 @@ class Llama:
         """Of pages that wait for the next cache."""
         return self._pool.spare * self._pool.page_nbytes
 
-    def cache_nbytes(self, capacity):
+    def cache_nbytes(self, capacity, features=False):
         """Of a cache for so many tokens."""
-        return -(-min(capacity, self.context) // PAGE) * page_nbytes(self.config, self.kv)
+        capacity = min(capacity, self.context)
+        kept = 2 * self.feature_size * capacity if features else 0
+        return -(-capacity // PAGE) * page_nbytes(self.config, self.kv) + kept
 
     def tree_nbytes(self, part):
         """Of the pages that a tree's paths need besides the cache's own, while it is judged."""

@@ -83,18 +83,19 @@ class Layout:
 
     ``groups``: (rows, spans of so many rows) in that order; ``spans``: sorted likewise; ``copies``: how often keys and
     values are written besides the first time. ``wanted``: numbers of the rows whose logits are wanted, in the caller's
-    order; ``in_order``: whether those are the last rows as they are.
+    order; ``in_order``: whether those are the last rows as they are. ``ends``: behind the last row of each span, in the
+    caller's order.
     """
 
     def __init__(self, spans):
         order = sorted(range(len(spans)), key=lambda i: len(spans[i].tokens)) if len(spans) > 1 else (0,)
-        self.spans, groups, firsts, at = [spans[i] for i in order], {}, {}, 0
+        self.spans, groups, ends, at = [spans[i] for i in order], {}, [0] * len(spans), 0
         for i, span in zip(order, self.spans, strict=True):
             n = len(span.tokens)
             groups[n] = groups.get(n, 0) + 1
-            firsts[i] = at = at + n
-        self.rows, self.groups = at, tuple(groups.items())
-        self.wanted = [row for i, span in enumerate(spans) for row in range(firsts[i] - span.last, firsts[i])]
+            ends[i] = at = at + n
+        self.rows, self.groups, self.ends = at, tuple(groups.items()), ends
+        self.wanted = [row for i, span in enumerate(spans) for row in range(ends[i] - span.last, ends[i])]
         self.in_order = self.wanted == list(range(at - len(self.wanted), at))
         self.copies = max(len(span.copies) for span in spans)
         self.shape = self.groups, len(self.wanted), self.in_order, self.copies

@@ -15,12 +15,13 @@ class Tree:
     """The paths of a tree that follows the next ``chain`` ids of a cache.
 
     ``ways``: per node the paths that it is on; a row of the chain is on all of them. ``tables``, ``pages``: per path.
-    ``spare``: pages that go back to the pool in the end.
+    ``spare``: pages that go back to the pool in the end. ``features``: of the nodes, where the cache keeps them.
     """
 
     def __init__(self, cache, chain, parents):
         start, pool = cache.length, cache.pool
         self._to, self._first = paths_to(parents), start // PAGE
+        self.features = None
         leaves = leaves_of(parents)
         counts = further_pages(start, chain, parents)
         self.spare = pool.take(sum(counts))

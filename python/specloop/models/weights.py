@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -11,7 +12,8 @@ import specdec_kernels as sk
 
 from ..errors import translated
 
-VECTORS = frozenset(("attention_norm", "mlp_norm", "qkv_bias", "q_norm", "k_norm"))
+NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
+VECTORS = frozenset((*NORMS, "qkv_bias"))
 
 
 @dataclass
@@ -66,6 +68,18 @@ class Resident:
         captured. A piece is valid until the next one is asked for. ``with_head`` False: the layers only.
         """
         yield ("all", with_head), self._whole if with_head else self._body
+
+    @property
+    def last_norm(self):
+        """The norm in front of the head."""
+        return self.norm
+
+    def norms(self):
+        """All RMS norms' vectors, float32, in the order of ``NORMS`` layer by layer, then the last one."""
+        for layer in self.layers:
+            parts = layer.parts()
+            yield from (parts[name] for name in NORMS if name in parts)
+        yield self.norm
 
     def embed(self, ids, out):
         """The float32 rows ``ids`` (int64 [n]) of the embedding."""
@@ -187,6 +201,22 @@ class Streamed:
     def embed(self, ids, out):
         with translated():
             self.stream.rows("embedding", ids, out)
+
+    @functools.cached_property
+    def last_norm(self):
+        """The norm in front of the head, which lies in the head's first block: kept once it was asked for."""
+        return self._vector(next(iter(self._heads)), "norm")
+
+    def norms(self):
+        """All RMS norms' vectors, as Resident's, read from the file."""
+        for index in self._layers:
+            parts = self.stream.pack.blocks[index].parts
+            yield from (self._vector(index, name) for name in NORMS if name in parts)
+        yield self.last_norm
+
+    def _vector(self, index, name):
+        with translated():
+            return self.stream.pack.read_vector(index, name).float().to(self.device)
 
     def to(self, device):
         if torch.device(device) != self.device:
