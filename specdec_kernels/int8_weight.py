@@ -104,9 +104,14 @@ class Int8Weight:
         return cls(n, k, group, codes, scale, rotated)
 
     @staticmethod
-    def nbytes_of(n, k, group_size=None):
+    def shapes_of(n, k, group_size=None):
+        """The shapes of ``codes`` and ``scale`` of a matrix [n, k]."""
+        return _shapes(n, k, check_group(k, group_size))
+
+    @classmethod
+    def nbytes_of(cls, n, k, group_size=None):
         """Bytes of a matrix [n, k], padding with it."""
-        codes, scale = _shapes(n, k, check_group(k, group_size))
+        codes, scale = cls.shapes_of(n, k, group_size)
         return math.prod(codes) + 4 * math.prod(scale)
 
     @property

@@ -16,7 +16,7 @@ def check_layout(pack, config, dtype):
     found = [pack.blocks[index].name for index in pack.order]
     if not heads or found != expected + [f"head.{i}" for i in range(len(heads))]:
         raise _wrong(pack, f"order of the blocks: expected {config.layers} layers and the head", found)
-    layer, vector = _layer_shapes(config), {"norm": (config.hidden,)}
+    layer, vector = layer_shapes(config), {"norm": (config.hidden,)}
     for index in pack.order:
         block = pack.blocks[index]
         if block.name.startswith("layer."):
@@ -29,7 +29,8 @@ def check_layout(pack, config, dtype):
     _check_matrix(pack, "embedding", config, dtype)
 
 
-def _layer_shapes(c):
+def layer_shapes(c):
+    """Of a layer's parts by name (models/weights.py, Layer)."""
     attention, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
     shapes = {
         "attention_norm": (c.hidden,),

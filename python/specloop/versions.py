@@ -141,7 +141,7 @@ class Seat:
 
     def __init__(self, place, capacity, wants_features=False):
         self.place, self._capacity, self._cache = place, capacity, None
-        self.wants_features = wants_features
+        self.wants_features, self._given = wants_features, None
         self.lock = place.lock
         self.eos_ids = self._version.model.eos_ids
         self.streamed_bytes = streamed_bytes(self._version.model) and 0  # read for this request's passes
@@ -195,6 +195,12 @@ class Seat:
         if cache is not None:
             cache.truncate(min(length, cache.length))
 
+    def lend(self, features, reach):
+        """What a feature head reads in the passes that follow (models/feature_head.py); (None, 0) in the end."""
+        self._given = features, reach
+        if self._cache is not None:
+            self._cache.given = self._given
+
     def accept(self, path):
         """As :func:`specloop.models.base.accept`; nothing after an exchange."""
         if self._cache is not None:
@@ -215,6 +221,8 @@ class Seat:
             if account is not None:
                 account.expect(self, model, capacity, **features)
             self._cache = model.new_cache(capacity, **features)
+            if self._given is not None:
+                self._cache.given = self._given
         return self._cache
 
     def leave(self):

@@ -108,7 +108,8 @@ def unique(pairs):
     return result
 
 
-def _no_constant(text):
+def no_constant(text):
+    """For json: no NaN and no infinity."""
     raise ValueError(f"{text} is no JSON")
 
 
@@ -118,7 +119,7 @@ def _parse(text, path):
         if text[:1] != b"{":
             raise ValueError("it must begin with '{'")
         text = text.rstrip(b" ").decode("utf-8")  # a pack's header is mostly padding
-        fields = json.loads(text, object_pairs_hook=unique, parse_constant=_no_constant)
+        fields = json.loads(text, object_pairs_hook=unique, parse_constant=no_constant)
         for name in fields:
             name.encode()  # half of a surrogate pair can be written in JSON, but not printed
     except (ValueError, RecursionError) as error:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PATIENCE = 10.0  # times the measured cost
 CHUNK = 256  # ids per pass while reading what is missing
+FEW = 16  # so many ids share the pass of the first guess
 
 
 class ModelDraft:
@@ -68,8 +69,8 @@ class ModelDraft:
     def begin(self, ids: Sequence[int]) -> None:
         """Also reads the ids, all but the last: a long prompt takes time, which no proposal should."""
         self._ids, self._held, self._agreed = list(ids), [], 0
-        if ids and self.outlook()[1]:
-            with self.seat.lock:
+        with self._reading():
+            if ids and self.outlook()[1]:
                 self._hold(self._ids[:-1])
 
     def append(self, ids: Sequence[int]) -> None:
@@ -80,16 +81,21 @@ class ModelDraft:
         return 0, max(0, min(self.max_tokens, self.seat.capacity + 1 - len(self._ids)))
 
     def propose(self, k: int) -> Proposal:
-        with self.seat.lock:
+        with self._reading():
             k = min(k, self.outlook()[1])  # asked again: in the meantime another version may have come, or none
             if not k:
                 return Proposal([])
-            self._hold(self._ids[:-1])
+            if len(self._ids) - len(self._held) > FEW:
+                self._hold(self._ids[:-1])
             seconds = max(SLOW_SECONDS, PATIENCE * self.cost * (self.tree or k))
             deadline = time.perf_counter() + seconds, seconds
             if self.tree:
                 return self._grow(k, deadline)
             return self._chain(k, deadline)
+
+    def _reading(self):
+        """A context manager around whatever makes passes."""
+        return self.seat.lock
 
     def _chain(self, k, deadline):
         drawn = self.sampling is not None and self.sampling.temperature > 0
@@ -162,29 +168,26 @@ class ModelDraft:
         """Logits of what follows the committed ids and the ids of ``path``, over what can be proposed."""
         import torch
 
-        *before, last = self._ids + path
-        self._hold(before)
-        row = self._feed([last], last=1)[0]
+        row = self._hold(self._ids + path, last=1)[0]
         if self._map is None and len(row) < self.vocab_size:  # the target's vocabulary is filled up to more
             self._map = torch.arange(len(row), dtype=torch.int32, device=row.device)
         return row[: self.vocab_size if self._map is None else len(self._map)]
 
-    def _hold(self, wanted):
-        """Makes the cache hold these ids, the committed ones but for the last or with others behind them."""
-        held = self._held
+    def _hold(self, wanted, last=0):
+        """Makes the cache hold these ids, committed ones or guesses behind them. Logits of the last if asked for."""
+        held, logits = self._held, None
         del held[self.seat.length :]  # the cache may have been lost
-        same, most = min(self._agreed, len(held)), min(len(held), len(wanted))
+        most = min(len(held), len(wanted) - last)
+        same = min(self._agreed, most)
         while same < most and held[same] == wanted[same]:
             same += 1
         del held[same:]
         self.seat.truncate(same)
         self._agreed = min(same, len(self._ids))
         while len(held) < len(wanted):
-            self._feed(wanted[len(held) : len(held) + CHUNK], last=0)
-
-    def _feed(self, tokens, last):
-        logits = self.seat.forward(tokens, self.seat, last=last)
-        self._held += tokens
+            tokens = wanted[len(held) : len(held) + CHUNK]
+            logits = self.seat.forward(tokens, self.seat, last=last if len(held) + len(tokens) == len(wanted) else 0)
+            held += tokens
         return logits
 
 

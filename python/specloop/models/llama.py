@@ -111,16 +111,16 @@ class Llama:
         r, key = self._rows(layout, featured)
         r.fill(layout)
         torch.index_select(self._rotary, 0, r.positions, out=r.rotary)
-        self.weights.embed(r.ids, r.hidden)
+        self._enter(r, key, layout, pieces)
         gathered = layout.in_order
         for block_key, blocks in self.weights.pieces(bool(layout.wanted)):
             if gathered:
-                self._make(r, key, block_key, blocks)
+                self._make(r, key, block_key, self._steps, blocks)
                 continue
             body = [block for block in blocks if not isinstance(block[1], Head)]
             head = blocks[len(body) :]
             if body:
-                self._make(r, key, block_key and (block_key, "body"), body)
+                self._make(r, key, block_key and (block_key, "body"), self._steps, body)
             if head:  # which takes the last rows
                 if featured:
                     self._normalise(r)
@@ -128,7 +128,7 @@ class Llama:
                 for x in (r.normed,) if featured else (r.hidden, r.delta):
                     x[-len(layout.wanted) :] = x[layout.wanted]
                 gathered = True
-                self._make(r, key, block_key and (block_key, "head"), head)
+                self._make(r, key, block_key and (block_key, "head"), self._steps, head)
         if featured and (layout.in_order or not layout.wanted):
             if not layout.wanted:
                 self._normalise(r)
@@ -145,14 +145,9 @@ class Llama:
 
     @staticmethod
     def _keep_features(r, layout, pieces):
-        ends = iter(layout.ends)
-        for cache, tokens, _, parents in pieces:
-            nodes, end = len(parents or ()), next(ends)
-            # A tree's nodes are spans of one row, one behind the other in the layout as they are here.
-            last = [next(ends) for _ in range(nodes)][-1:] or [end]
-            if cache.features is not None:
-                chain = slice(end - len(tokens) + nodes, end)
-                cache.keep_features(r.normed[chain], r.normed[last[0] - nodes : last[0]])
+        for piece, chain, nodes in layout.places(pieces):
+            if piece.cache.features is not None:
+                piece.cache.keep_features(r.normed[chain], r.normed[nodes])
 
     def _rows(self, layout, featured):
         """The buffers for a pass, and a key of what may be captured on them, or None."""
@@ -175,17 +170,19 @@ class Llama:
         # One request's shapes come back for sure, those of several once they came back before.
         return r, key if repeated and (r.seen or len(layout.spans) == 1) else None
 
-    def _make(self, r, key, block_key, blocks):
-        """The work of some blocks, captured if there are keys for it."""
+    def _enter(self, r, key, layout, pieces):
+        """What the first layer sees of the rows, in ``r.hidden``."""
+        self.weights.embed(r.ids, r.hidden)
+
+    def _make(self, r, key, block_key, work, *what):
+        """``work(r, *what)``, captured if there are keys for it."""
         again = r.passes.get(block_key)
         if again is not None:
             again()
-            return
-        steps = functools.partial(self._steps, r, blocks)
-        if key is None or block_key is None:
-            steps()
+        elif key is None or block_key is None:
+            work(r, *what)
         else:
-            r.passes[block_key] = sk.capture(steps, self.device)
+            r.passes[block_key] = sk.capture(functools.partial(work, r, *what), self.device)
 
     def _steps(self, r, blocks):
         for index, block in blocks:

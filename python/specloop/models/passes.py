@@ -100,6 +100,16 @@ class Layout:
         self.copies = max(len(span.copies) for span in spans)
         self.shape = self.groups, len(self.wanted), self.in_order, self.copies
 
+    def places(self, pieces):
+        """For each of the pieces that the spans are of: (piece, rows of its chain, rows of its nodes), as slices."""
+        at = 0
+        for piece in pieces:
+            count = len(piece.parents or ())
+            end, last = self.ends[at], self.ends[at + count]
+            # Nodes are spans of one row each, which lie one behind the other here as they do in their tree.
+            yield piece, slice(end - len(piece.tokens) + count, end), slice(last - count, last)
+            at += 1 + count
+
     def numbers(self):
         """[3 + copies, rows] in one list: ids, positions, slots, slots of the copies."""
         ids, positions, places, copies = [], [], [], [[] for _ in range(self.copies)]
