@@ -5,16 +5,52 @@ message end its turn and begin another speaker's. So a mark goes into every such
 and the result is cut at the marks before it is encoded: what is cut in two is no token's text any more.
 """
 
+from ..errors import TemplateError
 from .chat import chat_prompt
 
 MARK = "\ufdd0"  # a noncharacter: no text that is meant to be read has it
+PLACE = "\ufdd1{}\ufdd1"  # another, around the number of a content
 
 
 def encode_messages(template, messages, tokenizer):
     """The ids of the rendered messages, ready for an answer. Raises TemplateError, PromptError."""
-    bos, eos = ("" if id is None else tokenizer.decode([id]) for id in (tokenizer.bos_id, tokenizer.eos_id))
     marked = [_marked(message, tokenizer.control_tokens) for message in messages]
-    text = chat_prompt(template, marked, bos=bos, eos=eos)
+    return _ids(_rendered(template, marked, tokenizer), tokenizer)
+
+
+class Skeleton:
+    """What a template writes around the contents of messages with these roles, in ``pieces``: rendered once for many
+    messages, since a rendering takes some 0.1 s.
+
+    Raises TemplateError, also for a template that does not write every content once, in order.
+    """
+
+    def __init__(self, template, roles, tokenizer):
+        self._tokenizer, self.pieces = tokenizer, []
+        places = [PLACE.format(i) for i in range(len(roles))]
+        messages = [{"role": role, "content": place} for role, place in zip(roles, places, strict=True)]
+        rest = _rendered(template, messages, tokenizer)
+        for i, place in enumerate(places):
+            before, found, rest = rest.partition(place)
+            if not found or place in rest:
+                raise TemplateError(f"chat template: expected it to write message {i} once, behind those before")
+            self.pieces.append(before)
+        self.pieces.append(rest)
+
+    def encode(self, contents):
+        """What ``encode_messages`` makes of messages with these contents, if they begin and end without spaces."""
+        text = self.pieces[0]
+        for content, piece in zip(contents, self.pieces[1:], strict=True):
+            text += _apart(content, self._tokenizer.control_tokens) + piece
+        return _ids(text, self._tokenizer)
+
+
+def _rendered(template, messages, tokenizer):
+    bos, eos = ("" if id is None else tokenizer.decode([id]) for id in (tokenizer.bos_id, tokenizer.eos_id))
+    return chat_prompt(template, messages, bos=bos, eos=eos)
+
+
+def _ids(text, tokenizer):
     return [token for part in text.split(MARK) for token in tokenizer.encode(part)]
 
 
@@ -22,8 +58,12 @@ def _marked(message, control_tokens):
     content = message.get("content")
     if not isinstance(content, str):
         return message
+    return {**message, "content": _apart(content, control_tokens)}
+
+
+def _apart(content, control_tokens):
     content = content.replace(MARK, "")
     for token in control_tokens:
         if len(token) > 1:
             content = content.replace(token, token[0] + MARK + token[1:])
-    return {**message, "content": content}
+    return content
