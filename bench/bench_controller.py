@@ -27,12 +27,12 @@ import time
 
 import torch
 
-from specloop.bench import interval, load_prompts
 from specloop.controller import Auto, Fixed
 from specloop.costs import CostCurve, measure
 from specloop.decode import decode
 from specloop.drafts.lookup import LookupDraft
 from specloop.faults import GuardedDraft
+from specloop.measure import interval, load_prompts
 from specloop.options import check_request
 from specloop.pair import load
 from specloop.request import Request

@@ -15,7 +15,7 @@ from importlib import resources
 import torch
 
 import specdec_kernels as sk
-from specloop.bench import load_prompts
+from specloop.measure import load_prompts
 from specloop.models.llama import Llama
 from specloop.models.weights import Layer, Resident
 from specloop.options import check_request

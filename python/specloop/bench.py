@@ -8,37 +8,18 @@ again, taken the same way, is the noise: an effect inside its interval is no eff
 from __future__ import annotations
 
 import importlib.util
-import json
-import random
-import statistics
-from importlib import resources
 
-from .errors import OptionError
+from .checks import integer
+from .measure import interval, median, take_turns
 from .plot import trace
-
-
-def load_prompts(categories=(), most=None) -> list[dict]:
-    """The shipped prompts: 20 in five categories."""
-    prompts = json.loads(resources.files(__package__).joinpath("data/prompts.json").read_text(encoding="utf-8"))
-    known = list(dict.fromkeys(p["category"] for p in prompts))
-    for category in categories:
-        if category not in known:
-            raise OptionError(f"category: expected one of {', '.join(known)}, got {category!r}")
-    if most is not None and most < 1:
-        raise OptionError(f"prompts: expected an integer >= 1, got {most}")
-    chosen = []
-    for category in known:
-        if not categories or category in categories:
-            chosen += [p for p in prompts if p["category"] == category][:most]
-    return chosen
+from .tables import number, render, span
 
 
 def run(pair, prompts, *, model="", draft="auto", k="auto", max_new_tokens=64, repeat=1, progress=None) -> dict:
     """Measures; the report is what ``--json`` prints."""
     from .options import check_request
 
-    if repeat < 1:
-        raise OptionError(f"repeat: expected an integer >= 1, got {repeat}")
+    integer("repeat", repeat, 1)
     check_request(draft=draft, k=k, max_new_tokens=max_new_tokens, loaded=pair.draft)
     options = {"max_new_tokens": max_new_tokens, "temperature": 0.0}
     sides = {
@@ -51,11 +32,10 @@ def run(pair, prompts, *, model="", draft="auto", k="auto", max_new_tokens=64, r
         sides["llama.cpp"] = llama.generate
     for side in sides.values():  # the first call of each pays for what is made once
         side(prompts[0]["prompt"])
-    rows, names, runs = [], list(sides), {}
+    rows, runs = [], {}
     for n in range(repeat):
         for i, prompt in enumerate(prompts):
-            turn = (i + n) % len(names)
-            results = {name: sides[name](prompt["prompt"]) for name in names[turn:] + names[:turn]}
+            results = take_turns(sides, prompt["prompt"], i + n)
             rows.append(_row(prompt, results))
             runs.setdefault(prompt["category"], trace(results["speculative"].stats.speculation))
             if progress:
@@ -101,62 +81,40 @@ def _rate(result):
 
 
 def _total(rows):
-    def median(name):
-        values = [row[name] for row in rows if row[name] is not None]
-        return statistics.median(values) if values else None
-
+    of = lambda name: [row[name] for row in rows]
     names = ("plain_tokens_per_second", "speculative_tokens_per_second", "llama_tokens_per_second", "speedup")
     return {
         "prompts": len(rows),
         "same_tokens": all(row["same_tokens"] for row in rows),
-        **{name: median(name) for name in (*names, "tokens_per_pass", "acceptance_rate")},
-        "speedup_interval": interval([row["speedup"] for row in rows if row["speedup"]]),
-        "noise": median("noise"),
-        "noise_interval": interval([row["noise"] for row in rows if row["noise"]]),
+        **{name: median(of(name)) for name in (*names, "tokens_per_pass", "acceptance_rate")},
+        "speedup_interval": interval(of("speedup")),
+        "noise": median(of("noise")),
+        "noise_interval": interval(of("noise")),
     }
-
-
-def interval(values, draws=1000):
-    """Bootstrap 95 % interval of the median, or None if there is nothing to draw from."""
-    if not values:
-        return None
-    rng = random.Random(0)
-    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(draws))
-    return [medians[int(0.025 * draws)], medians[int(0.975 * draws)]]
 
 
 def table(report) -> str:
     """The report for people; tokens per second, medians."""
     a = report["all"]
-    low, high = a["noise_interval"] or (float("nan"), float("nan"))
-    lines = [f"plain against itself: {_text(a['noise'])} ({low:.2f} to {high:.2f})"]
     head = ("category", "prompts", "plain", "spec", "llama.cpp", "speed-up", "interval", "tok/pass", "accepted", "same")
-    rows = [head]
-    for name, t in [*report["categories"].items(), ("all", a)]:
-        span = t["speedup_interval"]
-        rows.append(
-            (
-                name,
-                str(t["prompts"]),
-                _text(t["plain_tokens_per_second"], 1),
-                _text(t["speculative_tokens_per_second"], 1),
-                _text(t["llama_tokens_per_second"], 1),
-                _text(t["speedup"]),
-                f"{span[0]:.2f}-{span[1]:.2f}" if span else "-",
-                _text(t["tokens_per_pass"]),
-                _text(t["acceptance_rate"]),
-                "yes" if t["same_tokens"] else "NO",
-            )
+    rows = [
+        (
+            name,
+            str(t["prompts"]),
+            number(t["plain_tokens_per_second"], 1),
+            number(t["speculative_tokens_per_second"], 1),
+            number(t["llama_tokens_per_second"], 1),
+            number(t["speedup"]),
+            span(t["speedup_interval"]),
+            number(t["tokens_per_pass"]),
+            number(t["acceptance_rate"]),
+            "yes" if t["same_tokens"] else "NO",
         )
+        for name, t in [*report["categories"].items(), ("all", a)]
+    ]
     if report["llama.cpp"] is None:
-        rows = [(*row[:4], *row[5:]) for row in rows]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines += ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    return "\n".join(lines)
-
-
-def _text(value, digits=2):
-    return "-" if value is None else f"{value:.{digits}f}"
+        head, *rows = [(*row[:4], *row[5:]) for row in (head, *rows)]
+    return f"plain against itself: {number(a['noise'])} ({span(a['noise_interval'])})\n{render(head, [rows])}"
 
 
 class _Llama:

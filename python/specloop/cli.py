@@ -1,4 +1,4 @@
-"""The command line: ``specloop generate``, ``bench``, ``convert``, ``info``.
+"""The command line: ``specloop generate``, ``bench``, ``evaluate``, ``convert``, ``info``.
 
 Answers go to stdout; progress, statistics and errors to stderr. An error is one line and exit code 2; Ctrl-C ends the
 text where it is, exit code 130. torch is imported by the thread that loads the model, while the progress bar moves.
@@ -118,20 +118,21 @@ def bench(
     memory_budget: flags.Budget = None,
     threads: flags.Threads = None,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens")] = 64,
-    category: Annotated[Optional[list[str]], typer.Option("--category", help="only these; may be repeated")] = None,  # noqa: UP045
+    category: flags.Categories = None,
     prompts: Annotated[Optional[int], typer.Option("--prompts", help="at most this many of each category")] = None,  # noqa: UP045
     repeat: Annotated[int, typer.Option("--repeat", help="measurements per prompt")] = 1,
     as_json: flags.Json = False,
-    plot: Annotated[Optional[str], typer.Option("--plot", help="write a chart to this file")] = None,  # noqa: UP045
+    plot: flags.Plot = None,
 ):
     """Plain and speculative decoding side by side, on the same prompts, taking turns."""
     from . import bench as measure
     from . import plot as chart
+    from .measure import load_prompts
     from .options import check_draft_model
 
     if plot is not None:
         chart.check_plot(plot)
-    chosen = measure.load_prompts(category or (), prompts)
+    chosen = load_prompts(category or (), prompts)
     loading = {"dtype": dtype, "kv": kv, "context": context, "threads": threads}
     pair = _load(model, check_draft_model(draft), memory_budget=flags.bytes_of(memory_budget), **loading)
     options = {"draft": draft, "k": flags.k_of(k), "max_new_tokens": max_new_tokens, "repeat": repeat}
@@ -139,6 +140,58 @@ def bench(
     print(json.dumps(report) if as_json else measure.table(report))
     if plot is not None:
         chart.plot(report, plot)
+
+
+@app.command()
+def evaluate(
+    model: flags.Model = "smollm2",
+    draft: flags.Drafts = None,
+    k: flags.Ks = None,
+    temperature: flags.Temperatures = None,
+    repetition_penalty: flags.Penalties = None,
+    category: flags.Categories = None,
+    quick: flags.Quick = False,
+    pairs: flags.Pairs = None,
+    max_new_tokens: flags.MaxNewTokens = 128,
+    seed: flags.Seed = None,
+    dtype: flags.Dtype = "int8",
+    kv: flags.Kv = "int8",
+    context: flags.Context = 2048,
+    memory_budget: flags.Budget = None,
+    device: flags.Device = "auto",
+    threads: flags.Threads = None,
+    as_json: flags.Json = False,
+    plot: flags.Plot = None,
+):
+    """Drafts on the evaluation prompts: acceptance, tokens per pass, times and speed-up, by category and temperature.
+
+    Exit code 1 if greedy ids were not those of plain decoding.
+    """
+    from . import evaluate as measure
+    from . import plot as chart
+
+    if plot is not None:
+        chart.check_plot(plot)
+    chosen = measure.evaluation_prompts(category or (), quick=quick)
+    given = {
+        "drafts": draft,
+        "ks": k and [flags.k_of(text) for text in k],
+        "temperatures": temperature,
+        "repetition_penalties": repetition_penalty,
+        "pairs": measure.QUICK_PAIRS if quick and pairs is None else pairs,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    plan = measure.check_plan(**given, max_new_tokens=max_new_tokens, seed=seed)
+    loading = {"dtype": dtype, "kv": kv, "context": context, "threads": threads, "device": device}
+    pair = _load(model, "lookup", memory_budget=flags.bytes_of(memory_budget), **loading)
+    report = measure.run(pair, chosen, plan, progress=_progress)
+    print(json.dumps(report, allow_nan=False) if as_json else measure.table(report))
+    if plot is not None:
+        chart.plot_evaluation(report, plot)
+    differing = measure.differing(report)
+    if differing:
+        print(f"specloop: greedy ids differ from plain decoding: {'; '.join(differing)}", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 @app.command()

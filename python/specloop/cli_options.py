@@ -64,6 +64,23 @@ Logprobs = Annotated[Optional[int], Flag("--logprobs", help="with --json: log-pr
 Stats = Annotated[bool, Flag("--stats", help="a line about it on stderr meanwhile, statistics after it")]
 Json = Annotated[bool, Flag("--json", help="print one JSON object")]
 
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+Categories = Annotated[Optional[list[str]], Flag("--category", help="only these; may be repeated")]
+Plot = Annotated[Optional[str], Flag("--plot", help="write a chart to this file")]
+Drafts = Annotated[
+    Optional[list[str]], Flag("--draft", help="as of generate; may be given several times; default: auto")
+]
+Ks = Annotated[Optional[list[str]], Flag("--k", help="may be given several times; default: auto and 3")]
+Temperatures = Annotated[
+    Optional[list[float]], Flag("--temperature", help="may be given several times; default: 0, 0.7 and 1")
+]
+Penalties = Annotated[
+    Optional[list[float]], Flag("--repetition-penalty", help="may be given several times; default: 1 (off) and 1.1")
+]
+Quick = Annotated[bool, Flag("--quick", help="three prompts of each category, once each")]
+Pairs = Annotated[Optional[int], Flag("--pairs", help="of plain and drafted answers, per figure; default: 15")]
+
 REQUEST = (
     "temperature", "top_k", "top_p", "min_p", "seed", "max_new_tokens", "min_new_tokens", "stop", "chat",
     "logit_bias", "repetition_penalty", "presence_penalty", "frequency_penalty", "bad_words", "grammar",

@@ -1,4 +1,8 @@
-"""The chart of ``specloop bench --plot``: speed-ups, under them one speculative run per category over its rounds."""
+"""The charts of ``--plot``.
+
+``specloop bench``: speed-ups, under them one speculative run per category over its rounds. ``specloop evaluate``: a
+column per draft and way of choosing K; speed-ups, tokens per pass and acceptance by position.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +53,7 @@ def curves(run, window=WINDOW) -> dict:
 
 def plot(report, path) -> None:
     """Writes the chart of a report of :func:`specloop.bench.run`."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     runs = {name: curves(run) for name, run in report["runs"].items()}
     figure = pyplot.figure(figsize=(max(7, 2.8 * len(runs)), 10), layout="constrained")
     grid = figure.add_gridspec(4, max(1, len(runs)))
@@ -76,6 +76,74 @@ def plot(report, path) -> None:
             axes.set_xlabel("round" if j == len(rows) - 1 else "")
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def plot_evaluation(report, path) -> None:
+    """Writes the chart of a report of :func:`specloop.evaluate.run`."""
+    pyplot, cells = _pyplot(), report["cells"]
+    ways = list(dict.fromkeys((c["draft"], c["k"]) for c in cells))
+    figure, grid = pyplot.subplots(
+        3, len(ways), figsize=(max(7, 5.5 * len(ways)), 10), layout="constrained", squeeze=False, sharey="row"
+    )
+    for i, (way, column) in enumerate(zip(ways, grid.T, strict=True)):
+        mine = [c for c in cells if (c["draft"], c["k"]) == way]
+        _by_setting(column[0], mine, "speedup", "speedup_interval")
+        _by_setting(column[1], mine, "tokens_per_pass")
+        _by_position(column[2], mine)
+        column[0].set_title(f"{os.path.basename(way[0]) or way[0]}, K {way[1]}")
+        for axes in column[:2]:
+            axes.axhline(1.0, color="0.3", linewidth=0.8)
+        if i == 0:
+            for axes, label in zip(
+                column, ("speed-up over plain decoding", "tokens per pass", "acceptance"), strict=True
+            ):
+                axes.set_ylabel(label)
+                axes.legend(fontsize="small")
+                axes.set_ylim(bottom=0)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _by_setting(axes, cells, what, interval=None):
+    """Categories side by side, in each a mark per temperature and penalty."""
+    settings = list(dict.fromkeys((c["temperature"], c["repetition_penalty"]) for c in cells))
+    categories = list(dict.fromkeys(c["category"] for c in cells))
+    for s, setting in enumerate(settings):
+        mine = [c for c in cells if (c["temperature"], c["repetition_penalty"]) == setting]
+        xs = [categories.index(c["category"]) + 0.7 * ((s + 0.5) / len(settings) - 0.5) for c in mine]
+        ys = [_known(c[what]) for c in mine]
+        line = axes.plot(xs, ys, "o", markersize=4, label=f"T {setting[0]:g}, penalty {setting[1]:g}")[0]
+        for x, c in zip(xs, mine, strict=True):
+            if interval and c[interval]:
+                axes.plot([x, x], c[interval], linewidth=1, color=line.get_color())
+    axes.set_xticks(range(len(categories)), categories)
+
+
+def _by_position(axes, cells):
+    """A line per category, in the first setting."""
+    first, most = (cells[0]["temperature"], cells[0]["repetition_penalty"]), 1
+    for c in cells:
+        if (c["temperature"], c["repetition_penalty"]) == first:
+            ys = [_known(rate) for rate in c["per_position"]]
+            most = max(most, len(ys))
+            axes.plot(range(1, len(ys) + 1), ys, marker=".", linewidth=1, label=c["category"])
+    axes.set_xlim(0.5, most + 0.5)
+    axes.set_xlabel(f"position of the draft (T {first[0]:g}, penalty {first[1]:g})")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _known(value):
+    """A gap where there is nothing to show."""
+    return float("nan") if value is None else value
+
+
+def _pyplot():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def _speedups(axes, report):

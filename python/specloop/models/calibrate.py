@@ -66,7 +66,7 @@ def _exponents(squares, matrix):
 
 
 def main():
-    from ..bench import load_prompts
+    from ..measure import load_prompts
     from ..options import check_request
     from ..pair import load
 
