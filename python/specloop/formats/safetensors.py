@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 
@@ -33,8 +34,9 @@ def write(path, tensors, metadata):
     from specdec_kernels.stream.buffers import view_of
     from specdec_kernels.stream.safetensors import TAGS
 
-    # Larger elements first, so that each is aligned in a file that is mapped.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    # Whole cache lines first, then larger elements, so that each tensor is aligned in a file that is mapped.
+    order = lambda item: (item[1].nbytes % _ALIGNMENT > 0, -item[1].element_size(), item[0])
+    ordered = sorted(tensors.items(), key=order)
     header, at = {"__metadata__": metadata}, 0
     for name, tensor in ordered:
         places = [at, at := at + tensor.nbytes]
@@ -42,7 +44,7 @@ def write(path, tensors, metadata):
     text = json.dumps(header, allow_nan=False).encode()
     text += b" " * (-(len(text) + 8) % _ALIGNMENT)
     pieces = (view_of(tensor.detach().cpu().contiguous()) for _, tensor in ordered)
-    _write(path, (len(text).to_bytes(8, "little") + text, *pieces))
+    _write(path, itertools.chain([len(text).to_bytes(8, "little") + text], pieces))
 
 
 def write_text(path, text):

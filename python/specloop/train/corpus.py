@@ -36,7 +36,7 @@ from ..formats import safetensors
 
 FORM = 1
 TOP = 16  # likeliest ids that are kept
-KEY = "specdec"  # of the metadata
+KEY = "specdec-corpus"  # of the metadata
 MANIFEST = "corpus.json"
 PIECE = 4 << 20  # bytes that are checked at a time
 _NAME = re.compile(r"shard-(\d{5,9})\.safetensors")
