@@ -1,4 +1,4 @@
-"""The command line: ``specloop generate``, ``bench``, ``evaluate``, ``convert``, ``info``.
+"""The command line: ``specloop generate``, ``bench``, ``evaluate``, ``train``, ``convert``, ``info``.
 
 Answers go to stdout; progress, statistics and errors to stderr. An error is one line and exit code 2; Ctrl-C ends the
 text where it is, exit code 130. torch is imported by the thread that loads the model, while the progress bar moves.
@@ -12,12 +12,14 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from typing import Annotated, Optional
 
 import typer
 
 from . import cli_options as flags
+from . import train_options as trained
 from .errors import OptionError, PromptError, SpecloopError
 
 # torch says so where NumPy is not installed; nothing here uses it.
@@ -240,6 +242,57 @@ def convert(
     with open_checkpoint(path) as checkpoint:
         write(checkpoint, output, dtype=dtype, progress=lambda fraction: _progress("converting", fraction))
     _progress(None, 1.0)
+
+
+@app.command()
+def train(
+    corpus: trained.Corpus,
+    out: trained.Out,
+    target: trained.Target = "smollm2",
+    dtype: trained.Dtype = "int8",
+    kind: trained.Kind = "feature",
+    minutes: trained.Minutes = None,
+    steps: trained.Steps = None,
+    rows: trained.Rows = 4096,
+    micro_rows: trained.MicroRows = None,
+    depths: trained.Depths = 3,
+    loss: trained.Loss = None,
+    rate: trained.Rate = 1e-3,
+    last_rate: trained.LastRate = 1e-4,
+    ema: trained.Ema = 0.995,
+    seed: trained.Seed = 0,
+    vocabulary: trained.Vocabulary = 8192,
+    parameters: trained.Parameters = 13.5e6,
+    precision: trained.Precision = "auto",
+    checkpointing: trained.Checkpointing = False,
+    device: trained.Device = "auto",
+    threads: trained.Threads = None,
+    as_json: flags.Json = False,
+):
+    """Trains a draft for a model, by distillation from text that the model wrote. Ctrl-C saves and ends."""
+    settings = trained.settings_of(locals())
+    from .train.run import train as run
+
+    ended = threading.Event()
+    with _interrupts(ended.set):
+        where = {"target": target, "dtype": dtype, "device": device, "threads": threads}
+        trainer, done = run(corpus, out, settings, progress=_training, stop=ended.is_set, **where)
+    _progress(None, 1.0)
+    print(json.dumps(trainer.measured[-1:] and trainer.measured[-1]) if as_json else trainer.report())
+    if not done:
+        raise typer.Exit(130)
+
+
+def _training(fraction, text):
+    """A bar on a terminal; elsewhere a line now and then, as logs want it."""
+    if sys.stderr.isatty():
+        _progress(text, fraction)
+    elif time.monotonic() - _training.last > 15:
+        _training.last = time.monotonic()
+        print(f"{fraction:6.1%} {text}", file=sys.stderr, flush=True)
+
+
+_training.last = 0.0
 
 
 def describe(pair) -> dict:

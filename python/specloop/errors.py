@@ -40,6 +40,10 @@ class WeightsError(SpecloopError, RuntimeError):
     """Weights that stream can't be had any more: the file changed or could not be read. What was emitted stands."""
 
 
+class TrainingError(SpecloopError, RuntimeError):
+    """A training can't go on: its loss is no number any more. The message names the place and the last good state."""
+
+
 class LoadCancelled(SpecloopError, RuntimeError):
     """``Pair.cancel_load`` ended the loading, or the pair was closed meanwhile."""
 

@@ -1,0 +1,37 @@
+"""How many answer rows fit into memory at once."""
+
+from __future__ import annotations
+
+import torch
+
+SHARE = 0.5  # of the free memory that a step may take
+LEAST = 256
+
+
+def free_bytes(device):
+    """Memory that can be had on the device."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    from specdec_kernels.stream.limits import available_memory
+
+    return available_memory().nbytes
+
+
+def row_bytes(config, depths, checkpointing, context_rows=512):
+    """What a step keeps of one row for its gradient: measured within some 20 % of the allocations that it makes.
+
+    Per depth: the row's states in float32 and in the products' dtype, gate and up with their activations, queries, keys
+    and values, and a head's weights over the text twice. With checkpointing only one depth's at a time, and the states.
+    """
+    d, wide = config.hidden, config.intermediate
+    attention = (config.heads + 2 * config.kv_heads) * config.head_dim
+    one = 4 * (12 * d + 3 * attention) + 2 * (2 * d + 6 * wide) + config.heads * context_rows * (4 + 4 + 2)
+    one *= config.layers
+    return (one + depths * 4 * 4 * d) if checkpointing else depths * (one + 4 * 4 * d)
+
+
+def choose(config, depths, checkpointing, wanted, free):
+    """Answer rows at once: ``wanted`` if they fit, else as many as do, the same number in each of the parts."""
+    most = max(LEAST, int(SHARE * free / row_bytes(config, depths, checkpointing)))
+    parts = -(-wanted // most)
+    return -(-wanted // parts)

@@ -1,0 +1,71 @@
+"""From a corpus folder and a target's name to a trained draft in a folder."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from dataclasses import asdict
+
+import torch
+
+from ..errors import ModelError
+from ..loader import choose_device, load_model
+from . import export, initial, vocabulary
+from .plan import Settings
+from .samples import Samples
+from .trainer import Trainer
+
+CONTEXT = 2048  # positions that a draft is trained for, at most
+
+
+def train(corpus, folder, settings: Settings, *, target="smollm2", dtype="int8", device="auto", threads=None, **more):
+    """Trains on the shards that are in ``corpus`` now, and writes checkpoint, draft and log to ``folder``.
+
+    Goes on where ``folder`` has a state. ``target``, ``dtype``: the model that made the corpus, as it made it.
+    ``more``: as :class:`Trainer`. Returns the trainer and whether it came to its end.
+    """
+    _keep_memory()
+    if threads is not None:
+        torch.set_num_threads(threads)
+    device = choose_device(device)
+    model, tokenizer, _ = load_model(target, dtype=dtype, context=CONTEXT)
+    config, weights = model.config, model.weights
+    if not hasattr(weights, "layers"):
+        raise ModelError(f"target: expected a model whose weights are in memory, got {target}, which streams")
+    samples = Samples(corpus, feature_size=config.hidden, vocab=config.vocab)
+    chosen = vocabulary.choose(samples.counts(config.vocab), tokenizer, settings.vocabulary)
+    make = {"positions": model.context + settings.depths, "seed": settings.seed}
+    if settings.kind == "feature":
+        draft = initial.feature_head(model, chosen.ids, **make)
+    else:
+        draft = initial.standalone(model, chosen.ids, settings.parameters, **make)
+    teacher_head = initial.rows_of(weights.head, chosen.ids)
+    about = {"target": str(target), "dtype": dtype, "vocabulary": tokenizer.fingerprint, "model": asdict(config)}
+    told = {"name": os.path.basename(str(target)), "fingerprint": _fingerprint(model, tokenizer)}
+
+    def write(path, values, recipe):
+        recipe = recipe | {"coverage": chosen.coverage, "dtype": dtype}
+        named = {"kind": settings.kind, "target": told, "vocabulary": tokenizer.fingerprint}
+        export.export(path, draft, values=values, recipe=recipe, dtype=export.fitting(draft.config), **named)
+
+    del model, weights  # the draft has what it needs of them
+    trainer = Trainer(draft, samples, settings, teacher_head, folder, about=about, export=write, device=device, **more)
+    return trainer, trainer.run()
+
+
+def _fingerprint(model, tokenizer):
+    try:
+        from ..fingerprint import fingerprint
+    except ImportError:
+        return None
+    return fingerprint(model, tokenizer)
+
+
+def _keep_memory():
+    """Makes the C library keep freed memory: a step allocates gigabytes in large pieces, and getting each of them from
+    the system anew takes longer than computing on it."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        mallopt(-1, 1 << 34 if ctypes.sizeof(ctypes.c_int) > 4 else (1 << 31) - 1)  # M_TRIM_THRESHOLD

@@ -1,0 +1,230 @@
+"""The loop that trains a draft: batches in a fixed order, unrolled depths, one optimiser step each.
+
+Everything that decides what happens next - weights, averages, moments, the order's place, the step - is in the
+checkpoint, and nothing is drawn from a global generator. So a training by steps that was killed and resumed ends with
+the same bits as one that was not. One by minutes follows the clock, to end in time on a machine that has other work; it
+resumes where it was, but no two are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+
+import torch
+
+from ..errors import OptionError, TrainingError, show
+from . import batch_size, checkpoint, initial
+from .head_loss import HeadLoss, with_ones
+from .measure import Held
+from .plan import PRECISIONS, Order, Settings, pieces
+from .samples import collate
+
+CHECKPOINT, DRAFT, LOG = "checkpoint.safetensors", "draft.safetensors", "log.jsonl"
+
+
+class Trainer:
+    """``draft``: networks.py, with its first weights. ``teacher_head``: the target's rows of the draft's ids, float32.
+
+    ``folder``: where checkpoint, draft and log go. ``export(path, values, recipe)`` writes the draft. ``about``: plain
+    JSON, kept with the state: what the training belongs to; a state that belongs to something else is refused.
+    ``progress(fraction, text)`` is called after every step, ``stop()`` before: whether to save and end.
+    """
+
+    def __init__(self, draft, samples, settings: Settings, teacher_head, folder, *, about, export, device="cpu",
+                 progress=None, stop=None, save_every=120.0, measurements=16, held_rows=3072):  # fmt: skip
+        self.draft, self.samples, self.settings = draft.to(device), samples, settings
+        self.folder, self.about, self.export, self.device = os.fspath(folder), about, export, torch.device(device)
+        self.progress, self.stop = progress or (lambda fraction, text: None), stop or (lambda: False)
+        self.save_every, self.measurements = save_every, measurements
+        self.dtype = precision(settings.precision, self.device)
+        draft.compute, draft.checkpointing = self.dtype, settings.checkpointing
+        self.depths = settings.depths if settings.kind == "feature" else 1
+        self.parameters = dict(draft.named_parameters())
+        self.ema = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=0.0, betas=settings.betas, weight_decay=settings.weight_decay, fused=True
+        )
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype is torch.float16)
+        self.column_of = torch.full((draft.config.vocab,), -1)
+        self.column_of[draft.draft_ids.cpu()] = torch.arange(len(draft.draft_ids))
+        self.column_of = self.column_of.to(self.device)
+        self.teacher_head = with_ones(teacher_head).to(self.device, self.dtype)
+        self.lengths = samples.lengths(samples.train)
+        self.order = Order(self.lengths, settings.seed)
+        self.held = Held(samples, self.column_of, teacher_head.to(self.device), self.depths, settings.losses, held_rows)
+        self.step, self.elapsed, self.visits, self.measured = 0, 0.0, 0, []
+        self.micro_rows = settings.micro_rows
+        self._saved = None  # the step of the last state on the disk
+        self._recent = None
+
+    @property
+    def fraction(self):
+        """How far it is."""
+        s = self.settings
+        return min(1.0, self.step / s.steps if s.steps is not None else self.elapsed / (60 * s.minutes))
+
+    def run(self):
+        """Trains to the end, or until ``stop``. Returns whether it came to the end."""
+        os.makedirs(self.folder, exist_ok=True)
+        path = self.checkpoint
+        if os.path.exists(path):
+            self.resume(path)
+        elif self.settings.kind == "feature" and self.settings.fit_texts:
+            places = self.samples.train[:: max(1, len(self.samples.train) // self.settings.fit_texts)]
+            initial.fit(self.draft, map(self.samples.text, places), lambda text: self._batch([text]))
+            for name, parameter in self.parameters.items():
+                self.ema[name].copy_(parameter.detach())
+        if self.micro_rows is None:
+            free, s = batch_size.free_bytes(self.device), self.settings
+            self.micro_rows = batch_size.choose(self.draft.config, self.depths, s.checkpointing, s.rows, free)
+        began, before, saved = time.monotonic(), self.elapsed, time.monotonic()
+        while self.fraction < 1 and not self.stop():
+            self._train_step()
+            self.elapsed = before + time.monotonic() - began
+            if self.fraction >= len(self.measured) / self.measurements:
+                self._measure()
+            self.progress(self.fraction, self._line())
+            if time.monotonic() - saved > self.save_every:
+                self.save()
+                saved = time.monotonic()
+            self.elapsed = before + time.monotonic() - began
+        done = self.fraction >= 1
+        if done and (not self.measured or self.measured[-1]["step"] != self.step):
+            self._measure()
+        self.save()
+        return done
+
+    def _batch(self, texts):
+        return collate(texts, self.column_of, self.teacher_head, self.device)
+
+    def _train_step(self):
+        s = self.settings
+        rate, thawed = s.rate_at(self.fraction), s.kind == "model" or self.fraction >= s.head_from
+        self.draft.head.requires_grad_(thawed)
+        place = self.order.epoch, self.order.at
+        numbers = self.order.next(s.rows)
+        lengths = [self.lengths[n] for n in numbers]
+        share = [s.decay**i / max(1, sum(max(0, n - i) for n in lengths)) for i in range(self.depths)]
+        scale = torch.tensor(share, device=self.device)[:, None] / sum(s.decay**i for i in range(self.depths))
+        sums = 0
+        for run in pieces(numbers, self.lengths, self.micro_rows):
+            batch = self._batch([self.samples.text(self.samples.train[n]) for n in run])
+            counted = batch.counted(self.depths)
+            states = self.draft(batch, self.depths)
+            states = torch.stack([states[i].roll(i, 0) for i in range(self.depths)])  # to the answer rows they guess
+            loss, measured = HeadLoss.apply(
+                states, self.draft.head, batch.teacher, counted, scale * counted, s.losses, self.dtype
+            )
+            self.scaler.scale(loss).backward()
+            sums = sums + torch.stack(list(measured))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), s.clip or math.inf)
+        loss = sums[0].sum().item()
+        if not math.isfinite(loss) or not (self.scaler.is_enabled() or math.isfinite(norm.item())):
+            raise self._no_number("loss" if not math.isfinite(loss) else "gradient", place, numbers)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.visits += sum(lengths)
+        keep = min(s.ema, self.step / (self.step + 9))
+        torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.parameters.values()], 1 - keep)
+        alpha, agreed = (sums[2:4] / sums[4].clamp(min=1)).tolist()
+        self._recent = {"loss": loss, "rate": rate, "norm": norm.item(), "alpha": alpha, "agreed": agreed}
+
+    def _no_number(self, what, place, numbers):
+        first = self.samples.train[numbers[0]]
+        where = f"step {self.step}, epoch {place[0]}, from text {first[1]} of {self.samples.names[first[0]]} on"
+        last = "there is no state that was saved before"
+        if self._saved is not None:
+            last = f"the last good state, of step {self._saved}, is {self.checkpoint}"
+        return TrainingError(f"the {what} is no finite number ({where}); {last}")
+
+    def _measure(self):
+        began = time.monotonic()
+        report = self.held.measure(self.draft, self.ema)
+        speed = self.visits / max(1e-9, self.elapsed)
+        report = {"step": self.step, "fraction": self.fraction, "elapsed": self.elapsed} | report
+        report |= {"visits": self.visits, "visits_per_second": speed, "seconds": time.monotonic() - began}
+        self.measured.append(report)
+        with open(os.path.join(self.folder, LOG), "a", encoding="utf-8") as log:
+            log.write(json.dumps(report | {"training": self._recent}) + "\n")
+
+    def _line(self):
+        shown = lambda values: " ".join(f"{v:.3f}" for v in values)
+        now, held = self._recent, self.measured[-1] if self.measured else None
+        text = f"step {self.step} loss {now['loss']:.4f} alpha {shown(now['alpha'])}"
+        if held:
+            text += f" | held out T=1 {shown(held['alpha'])} T=0 {shown(held['agreed'])}"
+        return f"{text} | {self.visits / max(1e-9, self.elapsed):.0f} rows/s"
+
+    def report(self):
+        """What came out, for people."""
+        last = self.measured[-1]
+        lines = [f"{'position':<10}" + "".join(f"{i + 1:>8}" for i in range(self.depths))]
+        for label, key in (("T = 1", "alpha"), ("T = 0", "agreed")):
+            lines.append(f"{label:<10}" + "".join(f"{value:8.3f}" for value in last[key]))
+        speed = f"{self.visits} rows in {self.elapsed:.0f} s, {last['visits_per_second']:.0f} a second"
+        return "\n".join(["acceptance on held-out text", *lines, speed, os.path.join(self.folder, DRAFT)])
+
+    @property
+    def checkpoint(self):
+        return os.path.join(self.folder, CHECKPOINT)
+
+    def save(self):
+        """The state, and the draft as it is now."""
+        state = {
+            "settings": self.settings.as_dict(), "about": self.about, "shards": self.samples.names,
+            "step": self.step, "elapsed": self.elapsed, "visits": self.visits, "measured": self.measured,
+            "epoch": self.order.epoch, "at": self.order.at, "micro_rows": self.micro_rows,
+            "scaler": self.scaler.state_dict(),
+        }  # fmt: skip
+        checkpoint.save(self.checkpoint, self.draft, self.ema, self.optimizer, state)
+        self._saved = self.step
+        self.export(os.path.join(self.folder, DRAFT), self.ema, self.recipe())
+
+    def recipe(self):
+        """What made the draft so far."""
+        last = self.measured[-1] if self.measured else None
+        corpus = {"shards": len(self.samples.names), "texts": len(self.lengths), "answer_rows": sum(self.lengths)}
+        told = {"settings": self.settings.as_dict(), "step": self.step, "visits": self.visits, "corpus": corpus}
+        return told | {"elapsed": self.elapsed, "held_out": last}
+
+    def resume(self, path):
+        """Goes on from a state. Raises OptionError if it belongs to another training, FormatError if it is damaged."""
+        tensors, state = checkpoint.load(path)
+        for name, mine in (
+            ("settings", self.settings.as_dict()),
+            ("about", self.about),
+            ("shards", self.samples.names),
+        ):
+            if json.loads(json.dumps(mine)) != state.get(name):
+                theirs, mine = state.get(name), json.loads(json.dumps(mine))
+                if isinstance(mine, dict) and isinstance(theirs, dict):
+                    name, mine, theirs = next(
+                        (k, mine.get(k), theirs.get(k)) for k in mine if mine.get(k) != theirs.get(k)
+                    )
+                raise OptionError(f"{name}: {path} is of a training with {show(theirs)}, got {show(mine)}")
+        checkpoint.restore(path, tensors, self.draft, self.ema, self.optimizer)
+        self.step, self.elapsed, self.visits = state["step"], state["elapsed"], state["visits"]
+        self.measured, self.micro_rows = state["measured"], state["micro_rows"]
+        self.order = Order(self.lengths, self.settings.seed, state["epoch"], state["at"])
+        self.scaler.load_state_dict(state["scaler"])
+        self._saved = self.step
+
+
+def precision(name, device):
+    """The dtype of products: bf16 where "auto" finds that the device multiplies it fast."""
+    if name != "auto":
+        return PRECISIONS[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    from torch.backends import cpu
+
+    fast = "AVX512" in cpu.get_cpu_capability() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
