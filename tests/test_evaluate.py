@@ -7,11 +7,11 @@ import statistics
 import time
 
 import pytest
-import torch
 
 import specloop.pair
-from scripted import Scripted, ToyTokenizer
-from specloop import cli, evaluate
+from loop_laws import rows
+from scripted import Scripted, ToyTokenizer, law
+from specloop import cells, cli, evaluate
 from specloop.drafts.lookup import LookupDraft
 from specloop.errors import ModelError, OptionError
 from specloop.pair import Pair
@@ -140,31 +140,28 @@ def test_a_second_turn_is_told_of_the_first_answer(model_draft, monkeypatch):
 
 
 def test_acceptance_is_the_overlap_of_the_two_laws(monkeypatch):
-    """At T = 1 a draft is accepted with probability sum_v min(p, q), by the models' own rows before it."""
+    """At T = 1 a draft is accepted with probability sum_v min(p, q), by the models' rows before it."""
     monkeypatch.setattr(LookupDraft, "outlook", lambda self: (0, 0))
-    target, draft = (parts(seed)()[0] for seed in (1, 4))
-    with Pair(parts(1), draft=parts(4)) as pair:
-        calls = watch(pair, monkeypatch)
-        # A draft that is a function has no name; the pair keeps the one it has.
-        monkeypatch.setattr(pair, "swap", lambda draft: None)
-        given = {"temperatures": [1], "repetition_penalties": [1], "ks": [1]}
-        plan = evaluate.check_plan(**given, pairs=8, max_new_tokens=120, seed=0)
-        (cell,) = evaluate.run(pair, PROMPTS[:1], plan)["cells"]
-        overlaps = []
-        for prompt, options, result in calls:
-            if options.get("draft") == "none":
-                continue
-            ids = pair.tokenizer.encode(prompt) + result.tokens
-            at = len(ids) - len(result.tokens)
-            rows = [m.forward(ids, m.new_cache(len(ids)), last=len(ids)).float().softmax(-1) for m in (target, draft)]
-            overlap = torch.minimum(*rows).sum(-1)
-            for k, accepted in rounds([result]):
-                overlaps += [overlap[at - 1].item()] * k
-                at += accepted + 1
-    n, mean = len(overlaps), statistics.fmean(overlaps)
-    assert n == cell["speculation"]["evaluated"] > 400 and 0.05 < mean < 0.95
-    deviation = math.sqrt(sum(p * (1 - p) for p in overlaps)) / n
-    assert abs(cell["per_position"][0] - mean) < 3 * deviation < 0.06
+    letters, target, draft = [chr(97 + i) for i in range(8)], rows(1.0, 8), rows(1.3, 8)
+    tokenizer = ToyTokenizer(letters)
+    made = {row: (Scripted(row, 8), tokenizer, None) for row in (target, draft)}
+    with Pair(lambda: made[target], draft=lambda: made[draft]) as pair:
+        options = {"max_new_tokens": 300, "temperature": 1.0, "k": 2, "max_fallbacks": 300}
+        results = [evaluate.converse(pair, ["aba"], **options, seed=seed) for seed in range(10)]
+    answers = [cells.Answers(some) for some in results]
+    found = cells.cell([cells.Trio(some, some, some) for some in answers], greedy=False)
+    overlaps = [[], []]
+    for (result,) in results:
+        ids, at = tokenizer.encode("aba") + result.tokens, 3
+        for k, accepted in rounds([result]):
+            for j in range(min(accepted + 1, k)):
+                p, q = (law(row(ids[: at + j])) for row in (target, draft))
+                overlaps[j].append(sum(map(min, p, q)))
+            at += accepted + 1
+    assert found["speculation"]["evaluated_at"] == [len(some) for some in overlaps] and len(overlaps[0]) > 1500
+    for acceptance, some in zip(found["per_position"], overlaps, strict=True):
+        deviation = math.sqrt(sum(p * (1 - p) for p in some)) / len(some)
+        assert abs(acceptance - statistics.fmean(some)) < 3 * deviation < 0.06
 
 
 @pytest.mark.parametrize("more", [{"drafts": ["none"]}, {"ks": [0]}, {"max_new_tokens": 0}, {"max_new_tokens": 1}])
