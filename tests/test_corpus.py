@@ -50,7 +50,10 @@ def test_what_was_written_comes_back(shard):
         for mine, stored in zip(text, found.text(i), strict=True):
             tensor = isinstance(mine, torch.Tensor)
             assert (mine.dtype is stored.dtype and torch.equal(mine, stored)) if tensor else mine == stored
-    assert found.text(4).answer == 9
+        assert torch.equal(found.prompt(i), text.ids[: text.prompt])
+    assert found.text(4).answer == 9 and found.answers == [1, 3, 5, 7, 9]
+    said = torch.cat([text.ids[text.prompt :] for text in texts()])
+    assert torch.equal(found.counts(), torch.bincount(said, minlength=VOCAB))
     with pytest.raises(IndexError):
         found.text(5)
 
@@ -58,7 +61,9 @@ def test_what_was_written_comes_back(shard):
 def test_a_shard_of_other_hands_without_sums(shard):
     """The form says nothing of metadata or the order of tensors."""
     tensors, _ = safetensors.read(shard)
+    tensors |= {name: tensors[name][:, :0] for name in ("top_ids", "top_logprobs")}
     safetensors.write(shard, tensors, {})
+    assert opened(shard).text(2).top_ids.shape == (5, 0)
     assert torch.equal(opened(shard, target="ours").text(2).features, list(texts())[2].features)
 
 

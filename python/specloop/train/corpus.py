@@ -9,8 +9,8 @@ together, m of which are answers'; a text is a prompt and the answer that the ta
     features       bf16  [n, d]     the target's hidden state at each id, behind the last norm
     answer_starts  int64 [s + 1]    where each answer begins in what follows
     lse            f32   [m]        log-sum-exp of the target's raw logits that an answer's id was drawn from
-    top_ids        int32 [m, 16]    the likeliest ids there, the likeliest first
-    top_logprobs   f16   [m, 16]    their log-probabilities at temperature 1
+    top_ids        int32 [m, 16]    the likeliest ids there, the likeliest first; [m, 0] where they were not kept
+    top_logprobs   f16   [m, 16]    their log-probabilities at temperature 1, likewise
     temperatures   f32   [s]        at which an answer was drawn, 0 = greedily
     seeds          int32 [s]        number of the prompt (seeds.py), -1 for one that the target made up
 
@@ -61,8 +61,8 @@ class Text(NamedTuple):
     prompt: int  # L - A
     features: Tensor  # bf16 [L, d]
     lse: Tensor  # f32 [A]
-    top_ids: Tensor  # int32 [A, 16]
-    top_log_p: Tensor  # f16 [A, 16]
+    top_ids: Tensor  # int32 [A, 16] or [A, 0]
+    top_log_p: Tensor  # f16 of the same shape
     temperature: float = 0.0
     seed: int = -1
 
@@ -131,6 +131,24 @@ class Shard:
             self._check_numbers()
             opened.pop_all()
 
+    def prompt(self, i: int) -> Tensor:
+        """The ids of a text's prompt."""
+        start = int(self._whole["starts"][i])
+        return self._whole["tokens"][start : start + int(self._whole["prompts"][i])]
+
+    @property
+    def answers(self) -> list[int]:
+        """Of each text, how many of its ids are the answer's."""
+        return self._whole["answer_starts"].diff().tolist()
+
+    def counts(self) -> Tensor:
+        """How often each id is in an answer, int64 [vocab]."""
+        whole = self._whole
+        lengths = whole["starts"].diff()
+        place = torch.arange(len(whole["tokens"])) - whole["starts"][:-1].repeat_interleave(lengths)
+        answers = whole["tokens"][place >= whole["prompts"].repeat_interleave(lengths)]
+        return torch.bincount(answers, minlength=self._vocab)
+
     def text(self, i: int) -> Text:
         """Raises WeightsError if the file was written to since it was opened."""
         if not 0 <= i < self.count:
@@ -163,7 +181,7 @@ class Shard:
         for name in _FORMS:
             if name not in entries:
                 raise FormatError(f"{self.path}: expected a shard of a corpus, got no tensor {name}")
-        sizes = {"d": feature_size, "k": TOP}
+        sizes = {"d": feature_size, "k": 0 if entries["top_ids"].shape[1:] == (0,) else TOP}
         for size, name in (("n", "tokens"), ("s", "prompts"), ("m", "lse")):
             sizes[size] = entries[name].shape[0] if entries[name].shape else 0
         sizes["s+1"] = sizes["s"] + 1
@@ -204,7 +222,7 @@ class Shard:
             if at[0] != 0 or at[-1] != total or (at.diff() < 0).any():
                 got = f"{int(at[0])} to {int(at[-1])}"
                 raise FormatError(f"{self.path}: {name}: expected 0 to {total}, ascending, got {got}")
-        wrong = ((whole["prompts"] < 1) | (answers < 1) | (whole["prompts"] + answers != lengths)).nonzero()
+        wrong = ((whole["prompts"] < 1) | (whole["prompts"] + answers != lengths)).nonzero()
         if len(wrong):
             i = int(wrong[0])
             parts = f"{int(whole['prompts'][i])} and {int(answers[i])} of {int(lengths[i])}"
