@@ -10,6 +10,7 @@ from dataclasses import asdict
 import torch
 
 from ..errors import ModelError
+from ..fingerprint import fingerprint
 from ..loader import choose_device, load_model
 from . import export, initial, vocabulary
 from .plan import Settings
@@ -33,8 +34,9 @@ def train(corpus, folder, settings: Settings, *, target="smollm2", dtype="int8",
     config, weights = model.config, model.weights
     if not hasattr(weights, "layers"):
         raise ModelError(f"target: expected a model whose weights are in memory, got {target}, which streams")
-    samples = Samples(corpus, feature_size=config.hidden, vocab=config.vocab)
-    chosen = vocabulary.choose(samples.counts(config.vocab), tokenizer, settings.vocabulary)
+    name, mark = os.path.basename(str(target)), fingerprint(model, tokenizer)
+    samples = Samples(corpus, feature_size=config.hidden, vocab=config.vocab, target=mark)
+    chosen = vocabulary.choose(samples.counts(), tokenizer, settings.vocabulary)
     make = {"positions": model.context + settings.depths, "seed": settings.seed}
     if settings.kind == "feature":
         draft = initial.feature_head(model, chosen.ids, **make)
@@ -42,24 +44,19 @@ def train(corpus, folder, settings: Settings, *, target="smollm2", dtype="int8",
         draft = initial.standalone(model, chosen.ids, settings.parameters, **make)
     teacher_head = initial.rows_of(weights.head, chosen.ids)
     about = {"target": str(target), "dtype": dtype, "vocabulary": tokenizer.fingerprint, "model": asdict(config)}
-    told = {"name": os.path.basename(str(target)), "fingerprint": _fingerprint(model, tokenizer)}
 
     def write(path, values, recipe):
         recipe = recipe | {"coverage": chosen.coverage, "dtype": dtype}
-        named = {"kind": settings.kind, "target": told, "vocabulary": tokenizer.fingerprint}
+        named = {
+            "kind": settings.kind,
+            "target": {"name": name, "fingerprint": mark},
+            "vocabulary": tokenizer.fingerprint,
+        }
         export.export(path, draft, values=values, recipe=recipe, dtype=export.fitting(draft.config), **named)
 
     del model, weights  # the draft has what it needs of them
     trainer = Trainer(draft, samples, settings, teacher_head, folder, about=about, export=write, device=device, **more)
     return trainer, trainer.run()
-
-
-def _fingerprint(model, tokenizer):
-    try:
-        from ..fingerprint import fingerprint
-    except ImportError:
-        return None
-    return fingerprint(model, tokenizer)
 
 
 def _keep_memory():
