@@ -109,7 +109,7 @@ KINDS = {
 def drafting(make, monkeypatch):
     """Requests get their draft from ``make()``, whatever they ask for."""
 
-    def make_draft(pair, options, limit, follows):
+    def make_draft(pair, options, limit, follows, seat=None):
         draft = None if options.k == 0 or options.draft == "none" else make()
         guarded = GuardedDraft(draft, pair.model.vocab_size, pair.model.eos_ids)
         pair.pressure.watch(guarded)

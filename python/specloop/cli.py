@@ -78,13 +78,15 @@ def generate(
     """Continue or answer a prompt."""
     options = flags.request_options(locals())
     from .controller import worth_loading
+    from .draft_loader import needs_target, presumed
     from .live import View
     from .options import check_request, is_model
     from .summary import summary
 
-    check_request(**options, loaded=options["draft"])  # before seconds go into loading
+    check_request(**options, loaded=presumed(options["draft"]))  # before seconds go into loading
     text = _stdin() if prompt == "-" else prompt
     spared = is_model(options["draft"]) and k == "auto" and not require_draft and not worth_loading(max_new_tokens)
+    spared = spared and not needs_target(options["draft"])  # the files of drafts are small
     if spared:
         options |= {"draft": "none", "tree": None, "confidence": 0.0}
     loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
@@ -311,6 +313,8 @@ def describe(pair) -> dict:
         "context": model.context,
         "chat_template": pair.chat_template is not None,
         "draft": pair.draft,
+        "draft_model": pair.draft_name,
+        "draft_bytes": pair.draft_nbytes,
         "k": pair.k,
         "weights_bytes": getattr(model, "weights_nbytes", None),  # all, streamed ones with them
         "weights_in_memory_bytes": getattr(model, "nbytes", None),

@@ -15,7 +15,7 @@ Flag = typer.Option
 # ---- the models ------------------------------------------------------------------------------------------------------
 
 Model = Annotated[str, Flag("--model", help="smollm2, or the path of a GGUF, a pack, or a Hugging Face folder")]
-Draft = Annotated[str, Flag("--draft", help="auto, lookup, none, or a model's path")]
+Draft = Annotated[str, Flag("--draft", help="auto, lookup, none, builtin, or the path of a draft or a model")]
 Required = Annotated[bool, Flag("--require-draft", help="a draft model that can't be read is an error")]
 Dtype = Annotated[str, Flag("--dtype", help="int8, bf16 or f32")]
 Kv = Annotated[str, Flag("--kv", help="key-value cache: int8, f16 or f32")]

@@ -20,21 +20,27 @@ _COUNTS = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", 
 def fingerprint(model, tokenizer) -> str | None:
     """64 hex digits; None for a model or a tokenizer that does not say what it consists of.
 
-    ``model``: a models.llama.Llama, in memory or streaming. Context and the scaling of the rotary frequencies don't
-    count: files of the same model say them differently.
+    ``model``: a models.llama.Llama, in memory or streaming.
+    """
+    config, weights = getattr(model, "config", None), getattr(model, "weights", None)
+    if config is None or not hasattr(weights, "norms") or not hasattr(tokenizer, "fingerprint"):
+        return None
+    return digest(config, weights.norms(), tokenizer)
+
+
+def digest(config, norms, tokenizer) -> str:
+    """``norms``: all RMS norms' vectors, in the order of models.weights.NORMS layer by layer, then the last one.
+
+    Context and the scaling of the rotary frequencies don't count: files of the same model say them differently.
     """
     import torch
 
-    config, weights = getattr(model, "config", None), getattr(model, "weights", None)
-    vocabulary = getattr(tokenizer, "fingerprint", None)
-    if config is None or not hasattr(weights, "norms") or vocabulary is None:
-        return None
-    digest = hashlib.sha256(FORM)
+    found = hashlib.sha256(FORM)
     numbers = [getattr(config, name) for name in _COUNTS]
     # Real numbers as float32, which is what a GGUF holds of them.
-    digest.update(struct.pack("<7q2f2?", *numbers, config.rope_theta, config.rms_eps, config.qkv_bias, config.qk_norm))
-    digest.update(f" {vocabulary} ".encode())
-    for norm in weights.norms():
+    found.update(struct.pack("<7q2f2?", *numbers, config.rope_theta, config.rms_eps, config.qkv_bias, config.qk_norm))
+    found.update(f" {tokenizer.fingerprint} ".encode())
+    for norm in norms:
         bits = norm.detach().to("cpu").to(torch.bfloat16).contiguous().view(torch.int16)
-        digest.update(struct.pack(f"<{len(norm)}h", *(bits & ~EXPONENT).tolist()))
-    return digest.hexdigest()
+        found.update(struct.pack(f"<{len(norm)}h", *(bits & ~EXPONENT).tolist()))
+    return found.hexdigest()

@@ -9,6 +9,7 @@ import specdec_kernels as sk
 from specdec_kernels.stream import parse_bytes
 
 from .errors import FormatError, ModelError, OptionError, translated
+from .fingerprint import digest
 from .formats.locate import find_model, is_pack, open_checkpoint
 from .heap import give_back
 from .layout import check_layout
@@ -18,7 +19,7 @@ from .models.config import LlamaConfig
 from .models.llama import Llama
 from .models.pool import DTYPES as CACHES
 from .models.pool import PAGE
-from .models.weights import Layer, Resident, Streamed
+from .models.weights import Layer, Resident, Streamed, norms_of
 
 
 def load_model(
@@ -201,6 +202,30 @@ def size_in_memory(name, *, dtype, kv, context):
             with open_checkpoint(path) as checkpoint:
                 config, weights = checkpoint.config, weights_nbytes(checkpoint, dtype)
     return weights + sum(needs(config, kv=kv, context=context).values())
+
+
+def fingerprint_of_file(name):
+    """Of a model by its name (fingerprint.py), from its file: nothing but norms and vocabulary is read."""
+    from specdec_kernels import stream
+
+    from .text.stored import restored
+
+    path = find_model(name)
+    with translated():
+        if is_pack(path):
+            with stream.Pack.open(path) as pack:
+                return digest(model_config(pack)[0], norms_of(pack), restored(pack, path)[0])
+        with open_checkpoint(path) as checkpoint:
+            return digest(checkpoint.config, checkpoint_norms(checkpoint), checkpoint.tokenizer())
+
+
+def checkpoint_norms(checkpoint):
+    """All RMS norms' vectors in the order of ``NORMS`` layer by layer, then the last one."""
+    names = [f"{name}_layernorm" for name in ("input", "post_attention")]
+    names += [f"self_attn.{name}_norm" for name in "qk"] if checkpoint.config.qk_norm else []
+    for i in range(checkpoint.config.layers):
+        yield from (checkpoint.read(f"model.layers.{i}.{name}.weight") for name in names)
+    yield checkpoint.read("model.norm.weight")
 
 
 def choose_device(name):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import TimeoutError
 
-from .errors import LoadCancelled
+from .errors import LoadCancelled, ModelError
+
+log = logging.getLogger("specloop")
 
 
 class Progress:
@@ -104,6 +108,7 @@ class Loading:
         except BaseException as error:
             self._errors[index] = error
             self._progress.end()
+        del job  # which may know what it made, and this frame may be in an error's traceback
         if index == 0:
             self._conclude()
 
@@ -159,6 +164,47 @@ class Loading:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(timeout)
+
+
+def telling(future, job):
+    """The job of a target, which a draft's job may wait for."""
+
+    def attempt():
+        try:
+            version = job()
+        except BaseException:
+            future.set_exception(LoadCancelled("the target could not be loaded"))
+            raise
+        future.set_result(version)
+        return version
+
+    return attempt
+
+
+def awaited(future, progress):
+    """The future's result; raises LoadCancelled once loading is to end."""
+    while True:
+        try:
+            return future.result(0.1)
+        except TimeoutError:
+            progress.check()
+
+
+def or_without(job, name, failures, more):
+    """The same for a draft, but that one that can't be read is None, and the reason is added to ``failures``. A wrong
+    choice of the caller's is still an error, unless it is of the kinds ``more``.
+    """
+
+    def attempt():
+        try:
+            return job()
+        except (ModelError, OSError, MemoryError, *more) as error:
+            said = " ".join(str(error).split()) or type(error).__name__
+            failures.append(f"the draft {name} could not be {'used' if isinstance(error, more) else 'read'}: {said}")
+            log.warning("speculation off: %s", failures[-1])
+            return None
+
+    return attempt
 
 
 def _error_of(function, argument):

@@ -14,6 +14,7 @@ from .errors import OptionError, PromptError, show
 from .stops import check_stops
 
 DRAFTS = ("auto", "lookup", "none")
+BUILTIN = "builtin"  # the draft in the package for the target, which "auto" takes if there is one
 DTYPES = ("int8", "bf16", "f32")
 CACHES = ("int8", "f16", "f32")
 RULES = ("lossless", "block", "threshold")
@@ -292,14 +293,15 @@ def check_target(target):
 
 
 def check_draft_model(draft) -> str:
-    """A pair's draft: as a request's, or the name of a model."""
-    if isinstance(draft, str | os.PathLike) and draft not in DRAFTS:
+    """A pair's draft: as a request's, "builtin", or the name of a model; which one "auto" is shows with the target."""
+    if isinstance(draft, str | os.PathLike) and draft not in (*DRAFTS, BUILTIN):
         from .formats.locate import is_known
 
         if not is_known(draft):
-            raise OptionError(f"draft: expected one of {', '.join(DRAFTS)} or the path of a model, got {str(draft)!r}")
+            known = ", ".join((*DRAFTS, BUILTIN))
+            raise OptionError(f"draft: expected one of {known} or the path of a model, got {str(draft)!r}")
         return os.fspath(draft)
-    return check_draft(draft)
+    return draft if draft in ("auto", BUILTIN) else check_draft(draft)
 
 
 def check_k(k) -> int | str:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from .batch import play
 from .checks import flag, function
 from .options import (
+    BUILTIN,
     Options,
     check_draft_model,
     check_each,
@@ -44,8 +45,10 @@ def load(
 ) -> Pair:
     """Starts to load a model, and its draft if that is one too, in the background and returns at once.
 
-    ``target``: "smollm2" or the path of a GGUF, a pack, or a folder as Hugging Face has them. ``draft``: "auto" (what
-    is best for the target: lookup), "lookup", "none", or another model with the same vocabulary, named like a target.
+    ``target``: "smollm2" or the path of a GGUF, a pack, or a folder as Hugging Face has them. ``draft``: "lookup",
+    "none", "builtin" (the draft that comes with the package for the target, behind a lookup), "auto" (the same, or
+    lookup alone for a target that has none), the path of a draft file (formats/draft_file.py), or another model with
+    the same vocabulary, named like a target.
     ``k``: "auto" (by measured cost and acceptance) or a number of drafts per round. ``kv``: what the cache holds,
     "int8", "f16" or "f32". ``device``: "cpu", "cuda" (AMD's GPUs, too), or "auto". ``memory_budget``: bytes, or "120MB"
     (10^6) or "120MiB" (2^20), for weights, cache, workspace, logits and draft together; weights of the target beyond it
@@ -131,6 +134,9 @@ class Pair(Stage):
         """The options, and whether the draft is the pair's, to go with it when it is exchanged."""
         options = {"k": self.k, "draft": "auto"} | resolve_aliases(options)
         asked = options["draft"]
+        if self.draft == "auto":  # still loading: as if it were a model, and again when that is known
+            check_request(**options, loaded=BUILTIN)
+            self.ready()
         return check_request(**options, loaded=self.draft), asked == "auto" or is_model(asked)
 
     def encode(self, prompt, options: Options) -> list[int]:

@@ -85,7 +85,7 @@ class Pressure:
                 steps = ", ".join(dict.fromkeys(step["step"] for seat in seats for step in seat.released)) or "nothing"
                 raise OutOfMemory(f"{_line(failure)}; given back before: {steps}")
 
-    def expect(self, seat, model, capacity, features=False) -> None:
+    def expect(self, seat, model, capacity) -> None:
         """Makes room in the budget for the cache that ``seat`` is about to get; for a draft's there has to be room.
 
         Raises BudgetError if there is none.
@@ -94,10 +94,9 @@ class Pressure:
         budget = getattr(target, "budget", None)
         if budget is None:
             return
-        needed = pages = model.cache_nbytes(capacity)
-        if features:
-            needed = model.cache_nbytes(capacity, features=True)
+        pages = model.cache_nbytes(capacity)
         while True:
+            needed = model.cache_nbytes(capacity, **seat.form_of(model))  # fewer once the draft that wants more is gone
             more = needed - min(pages, model.spare_nbytes)  # a new cache takes over spare pages
             used = self.used(target)
             if used + more <= budget:
@@ -119,6 +118,8 @@ class Pressure:
         def besides(tokens):
             """What a request comes to take besides the target's cache."""
             pages = draft.cache_nbytes(tokens) if hasattr(draft, "cache_nbytes") else 0
+            if reads_features(draft):
+                pages += model.cache_nbytes(tokens, features=True) - model.cache_nbytes(tokens)
             return pages + BYTES_PER_ID * (tokens + 1) + ROWS * model.vocab_size * 4
 
         if model.budget is None:
@@ -225,13 +226,20 @@ class Pressure:
         if version is None:
             return 0
         for guard in self._guarded():
-            guard.let_go(GONE, "model")
+            for name in ("model", "feature"):
+                guard.let_go(GONE, name)
+        caches += sum(seat.drop_features() for seat in self._target.seats())
         freed = caches + (getattr(version.model, "memory_nbytes", None) or 1)
         version.close()
         told = self._draft_gone()
         if told is not None:
             told()
         return freed
+
+
+def reads_features(model) -> bool:
+    """Whether a draft model goes by hidden states that the target's caches have to keep."""
+    return getattr(model, "reads_features", False)
 
 
 def index_nbytes(draft) -> int:

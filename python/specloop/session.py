@@ -87,7 +87,7 @@ class Session:
         self._reader, model = Reader(pair.tokenizer, options.stop), pair.model
         limit = min(len(ids) + options.max_new_tokens, pair.context)
         self.seat = pair.seat(max(limit - 1, 1))
-        draft = make_draft(pair, options, limit, follows)
+        draft = make_draft(pair, options, limit, follows, self.seat)
         self.request = Request(
             ids,
             limit,
@@ -131,7 +131,7 @@ class Session:
             request.processor = self._make_processor()
         except OptionError as error:  # about ids that this model has not
             request.failure = error
-        request.draft = make_draft(self._pair, self._options, request.limit, self._follows)
+        request.draft = make_draft(self._pair, self._options, request.limit, self._follows, self.seat)
         request.controller = make_controller(self._pair, self._options, request.draft)
         if begun:
             request.stats.swaps += 1
@@ -215,9 +215,13 @@ def _threshold(options):
     return Threshold(options.theta, options.theta_window, options.agreement)
 
 
-def make_draft(pair, options, limit, follows):
-    """A lookup, or with a model behind it: what repeats itself is looked up, and the model is asked for the rest."""
+def make_draft(pair, options, limit, follows, seat=None):
+    """A lookup, or with a model behind it: what repeats itself is looked up, and the model is asked for the rest.
+
+    ``seat``: the request's at the target, which a feature head reads.
+    """
     from .drafts.chain import ChainDraft
+    from .drafts.feature import FeatureDraft
     from .drafts.lookup import LookupDraft
     from .drafts.model import ModelDraft
     from .faults import GuardedDraft
@@ -232,8 +236,13 @@ def make_draft(pair, options, limit, follows):
         off = pair.draft_failure
     else:
         form = {"ids": pair.draft_ids, "tree": options.tree or 0, "confidence": options.confidence}
-        seat, sampling = pair.draft_seat(limit), sampling_of(options)
-        of_model = ModelDraft(seat, model.vocab_size, most, sampling, cost=pair.draft_cost, **form)
+        own, sampling = pair.draft_seat(limit), sampling_of(options)
+        options_of_it = (model.vocab_size, most, sampling)
+        if pair.draft_reads_features and seat is not None:
+            seat.keep_features()
+            of_model = FeatureDraft(own, seat, *options_of_it, cost=pair.draft_cost, **form)
+        else:
+            of_model = ModelDraft(own, *options_of_it, cost=pair.draft_cost, **form)
         draft = ChainDraft([LookupDraft(max_tokens=most), of_model])
     guarded = GuardedDraft(draft, model.vocab_size, model.eos_ids)
     if off is not None:

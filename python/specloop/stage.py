@@ -3,51 +3,60 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from .checks import function, real
 from .costs import CostCurve
+from .draft_loader import AUTO, builtin_files, file_for, needs_target
 from .drafts.vocabulary import check_same, map_of
 from .errors import ModelError, OptionError, PairClosed
-from .loading import Loading, Progress, Watched
-from .options import check_draft_model, check_target, is_model
-from .pressure import Pressure
+from .loading import Loading, Progress, Watched, awaited, or_without, telling
+from .options import BUILTIN, check_draft_model, check_target, is_model
+from .pressure import Pressure, reads_features
 from .versions import Place, Version, check_successor
-
-log = logging.getLogger("specloop")
 
 
 def opener(*, dtype, kv, context, device, threads, memory_budget):
     """``opened`` of a Stage, for models by name.
 
     opened(name, progress, beside=..., share=...) opens a target, ``beside`` which a draft of that name has to fit the
-    budget; opened(name, progress, draft=True, share=...) a draft, which is in memory as a whole. ``share``: see
-    ``load_model``; None where the whole budget is free.
+    budget; opened(name, progress, draft=True, share=...) a draft, which is in memory as a whole, and with ``target=``
+    a Version one of a draft file, which is for that target. ``share``: see ``load_model``; None where the whole budget
+    is free.
     """
     options = {"dtype": dtype, "kv": kv, "context": context, "device": device}
 
-    def opened(name, progress, *, draft=False, beside=None, share=None):
+    def opened(name, progress, *, draft=False, beside=None, share=None, target=None):
+        from . import draft_loader
         from .loader import load_model, size_in_memory
 
         if threads:
             import torch
 
             torch.set_num_threads(threads)
-        if memory_budget is None:
-            return load_model(name, progress=progress, **options)
-        size = lambda model: size_in_memory(model, dtype=dtype, kv=kv, context=context)
+        form = {"kv": kv, "context": context}
+
+        def size(model, of_file):
+            return draft_loader.size_in_memory(model, **form) if of_file else size_in_memory(model, dtype=dtype, **form)
+
         if draft:  # in memory as a whole
             if share is not None:
-                share(size(name))
+                share(size(name, target is not None))
+            if target is not None:
+                return draft_loader.load_draft(name, target, progress=progress, **form)
+            return load_model(name, progress=progress, **options)
+        if memory_budget is None:
             return load_model(name, progress=progress, **options)
         reserved = {}
         if beside:
             with contextlib.suppress(ModelError):  # the draft's own load will say so
-                reserved["draft"] = size(beside)
+                of_file = draft_loader.needs_target(beside)
+                beside = draft_loader.file_beside(beside, name) if of_file else beside
+                reserved = {} if beside is None else {"draft": size(beside, of_file)}
         budgeted = {"memory_budget": memory_budget, "reserved": reserved}
         return load_model(name, progress=progress, share=share, **budgeted, **options)
 
@@ -78,7 +87,10 @@ class Stage:
     ):
         self.k = k
         self.draft_failure: str | None = None
+        self._choice = draft  # what was asked for; ``draft`` is what became of it, "auto" until that is known
         self.draft = draft if isinstance(draft, str) else "model"
+        if not _is_loaded(draft):
+            self.draft = _became(draft, None)
         self.settings = {"model": _name(target)} | (settings or {})
         self.generation = 0  # how often something was exchanged
         self.load_seconds: float | None = None
@@ -86,21 +98,24 @@ class Stage:
         self.pressure = Pressure(self._target, self._draft, weakref.WeakMethod(self._draft_is_gone))
         self._target.account = self._draft.account = self.pressure
         self._warm_up, self._opened, self._closed = warm_up, opened, False
+        self._came_loose = False  # whether the draft that was chosen is for a target that was here before
         self._swapping = threading.Lock()
         self._loading = self._start(
-            target, draft if is_model(draft) else None, progress, self._first, may_lack_draft=not require_draft
+            target, draft if _is_loaded(draft) else None, progress, self._first, may_lack_draft=not require_draft
         )
         self._latest = self._loading  # or a swap's
 
     # ---- loading -----------------------------------------------------------------------------------------------------
 
-    def _start(self, target, draft, tell, commit, *, may_lack_draft=False):
-        """Begins to load what is not None; ``commit(target version, draft version)``, None or loaded, if all fits."""
+    def _start(self, target, draft, tell, commit, *, may_lack_draft=False, may_not_fit=False):
+        """Begins to load what is not None; ``commit(target version, draft version, failure)`` if all fits: versions are
+        None or loaded, and ``failure`` says why there is no draft. ``may_not_fit``: nor for one of another target.
+        """
         roles = [(role, name) for role, name in (("target", target), ("draft", draft)) if name is not None]
         progress = Progress(tell, [_size(name) for _, name in roles])
-        beside = _name(draft) if draft is not None else self._draft_name()
+        beside = _name(draft) if draft is not None else self.draft_name
         share = self._share if self._target.version is not None and self.budget is not None else None
-        start = time.perf_counter()
+        start, loaded, failures = time.perf_counter(), Future(), []
 
         def job(index, role, name):
             if callable(name):
@@ -108,7 +123,14 @@ class Stage:
             more = {"beside": beside, "share": share}
             if role == "draft":
                 more = {"draft": True, "share": share if target is None else None}
+                if needs_target(name):
+                    return lambda: for_target(name, progress.of(index), more)
             return lambda: Version(*self._opened(name, progress.of(index), **more), str(name))
+
+        def for_target(name, told, more):
+            known = self._target.get() if target is None else awaited(loaded, progress)
+            path = file_for(name, known)
+            return path and Version(*self._opened(path, told, target=known, **more), str(path))
 
         def by_role(versions):
             found = dict(zip((role for role, _ in roles), versions, strict=True))
@@ -121,35 +143,20 @@ class Stage:
                     self._make_ready(version, Watched(version.model, progress), role)
 
         def install(versions):
-            commit(*by_role(versions))
+            commit(*by_role(versions), failures[0] if failures else None)
             self.load_seconds = time.perf_counter() - start
 
         jobs = [job(i, *role) for i, role in enumerate(roles)]
+        if target is not None:
+            jobs[0] = telling(loaded, jobs[0])
         if may_lack_draft and roles[-1][0] == "draft":
-            jobs[-1] = self._or_without(jobs[-1], _name(draft))
+            jobs[-1] = or_without(jobs[-1], _name(draft), failures, (OptionError,) if may_not_fit else ())
         return Loading(jobs, prepare, install, Version.close, progress)
-
-    def _or_without(self, job, name):
-        """The same, but that a draft that can't be read is None. A wrong choice of the caller's is still an error."""
-
-        def attempt():
-            try:
-                return job()
-            except (ModelError, OSError, MemoryError) as error:
-                said = " ".join(str(error).split()) or type(error).__name__
-                self.draft_failure = f"the draft {name} could not be read: {said}"
-                log.warning("speculation off: %s", self.draft_failure)
-                return None
-
-        return attempt
 
     def _share(self, least):
         """So many bytes of the budget, or more, for a model that comes beside the one that runs."""
         with self._target.lock:
             return self.pressure.share(least)
-
-    def _draft_name(self):
-        return self._draft.version.name if self._draft.version is not None else None
 
     def _check(self, target, draft):
         """Raises OptionError unless the two fit each other and what they replace."""
@@ -179,8 +186,9 @@ class Stage:
         elif version.costs is None and self._warm_up:
             warm_up(model, 1, 1 if self.draft == "none" else self.k + 1)
 
-    def _first(self, target, draft):
+    def _first(self, target, draft, failure):
         self._target.version, self._draft.version = target, draft
+        self.draft, self.draft_failure = _became(self._choice, draft), failure
 
     def ready(self, timeout: float | None = None) -> bool:
         """Waits until all is loaded (at most ``timeout`` seconds): whether it is. Raises what loading raised."""
@@ -207,6 +215,8 @@ class Stage:
         text.
 
         ``target``: as of :func:`load`, with the same vocabulary (by content) and no smaller context than the old one.
+        A draft that reads the old one's hidden states goes with it: it is loaded anew, for "auto" the best that the new
+        one has, and where it is for the old one alone there is none any more (``draft_failure``).
         ``draft``: as of :func:`load`; requests that chose "lookup" or "none" keep it. Both versions are in memory
         until the old one is gone, each within the budget. Raises OptionError, what loading raises, and LoadCancelled.
         """
@@ -220,17 +230,21 @@ class Stage:
         self.ready()
         with self._swapping:
             self._check_open()
+            follows = draft is None and (self._choice == AUTO or self.draft_reads_features or self._came_loose)
+            wanted = self._choice if follows else draft
 
-            def commit(new_target, new_draft):
-                self._exchange(new_target, draft, new_draft)
+            def commit(new_target, new_draft, failure=None):
+                self._exchange(new_target, wanted, new_draft, failure)
+                self._came_loose = follows and failure is not None
                 if target is not None:
                     self.settings = self.settings | {"model": _name(target)}
 
-            model = draft if draft is not None and is_model(draft) else None
+            model = wanted if wanted is not None and _is_loaded(wanted) else None
             if target is None and model is None:
                 commit(None, None)
                 return
-            self._latest = loading = self._start(target, model, progress, commit)
+            soft = {"may_lack_draft": True, "may_not_fit": True} if follows else {}
+            self._latest = loading = self._start(target, model, progress, commit, **soft)
             try:
                 loading.wait()
             except BaseException:
@@ -245,15 +259,15 @@ class Stage:
 
     def _draft_is_gone(self):
         """Its memory was needed (pressure.py)."""
-        self.draft = "none"
+        self.draft = self._choice = "none"
 
-    def _exchange(self, target, draft, draft_version):
+    def _exchange(self, target, draft, draft_version, failure):
         with self._target.lock, self._draft.lock:
             self._check_open()
             if draft is not None:
-                self.draft_failure = None
                 _close(self._draft.put(draft_version))
-                self.draft = draft if isinstance(draft, str) else "model"
+                self._choice = draft
+                self.draft, self.draft_failure = _became(draft, draft_version), failure
             if target is not None:
                 _close(self._target.put(target))
             self.generation += 1
@@ -331,6 +345,23 @@ class Stage:
         return version.costs[0] if version is not None else 0.0
 
     @property
+    def draft_name(self) -> str | None:
+        """Of the draft model: a path, where it came from one."""
+        return self._draft.version.name if self._draft.version is not None else None
+
+    @property
+    def draft_nbytes(self) -> int | None:
+        """Of the draft model's weights."""
+        version = self._draft.version
+        return None if version is None else getattr(version.model, "weights_nbytes", None)
+
+    @property
+    def draft_reads_features(self) -> bool:
+        """Whether the draft goes by the target's hidden states (models/feature_head.py)."""
+        version = self._draft.version
+        return version is not None and reads_features(version.model)
+
+    @property
     def nominal_costs(self) -> tuple[tuple[float, ...], float]:
         """Costs to decide by that are the same at every load: (of passes over 1, 2, ... rows, of a draft)."""
         from .costs import NOMINAL, NOMINAL_DRAFT, NOMINAL_STREAMED
@@ -357,6 +388,18 @@ class Stage:
 
     def draft_seat(self, capacity):
         return self._draft.seat(capacity)
+
+
+def _is_loaded(draft) -> bool:
+    """Whether there may be something to load for that choice."""
+    return is_model(draft) or (draft == AUTO and bool(builtin_files()))
+
+
+def _became(draft, version) -> str:
+    """What a pair's choice of a draft turned out to be."""
+    if draft == AUTO:
+        return "lookup" if version is None else BUILTIN
+    return draft if isinstance(draft, str) else "model"
 
 
 def _close(version: Version | None) -> None:

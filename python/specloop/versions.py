@@ -217,13 +217,30 @@ class Seat:
         if self._cache is None:
             capacity = self.capacity
             account = self.place.account
-            features = {"features": True} if self.wants_features and getattr(model, "feature_size", None) else {}
             if account is not None:
-                account.expect(self, model, capacity, **features)
-            self._cache = model.new_cache(capacity, **features)
+                account.expect(self, model, capacity)
+            self._cache = model.new_cache(capacity, **self.form_of(model))
             if self._given is not None:
                 self._cache.given = self._given
         return self._cache
+
+    def form_of(self, model) -> dict:
+        """What its cache is to be like, for ``model.new_cache`` and ``model.cache_nbytes``."""
+        return {"features": True} if self.wants_features and getattr(model, "feature_size", None) else {}
+
+    def keep_features(self):
+        """From now on its cache has features. One without is given up, to be filled anew from the committed ids."""
+        self.wants_features = True
+        if self._cache is not None and self.features[0] is None:
+            self.leave()
+
+    def drop_features(self) -> int:
+        """From now on it has none. Returns the bytes; the caller holds the lock."""
+        features, self.wants_features = self.features[0], False
+        if features is None:
+            return 0
+        self._cache.features = None
+        return features.nbytes
 
     def leave(self):
         """Lets go of the cache: in the end, or because the version goes."""

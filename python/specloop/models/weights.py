@@ -36,6 +36,15 @@ class Layer:
         return {name: part for name, part in named if part is not None}
 
 
+def norms_of(pack):
+    """All RMS norms' vectors of a pack, float32, layer by layer in the order of ``NORMS``, then the last one."""
+    with translated():
+        for index in pack.order:
+            for name in (*NORMS, "norm"):
+                if name in pack.blocks[index].parts:
+                    yield pack.read_vector(index, name).float()
+
+
 class Head(NamedTuple):
     """Rows ``start`` to ``stop`` of the head. The first part of a head has the norm in front of it, the others None."""
 
@@ -205,18 +214,12 @@ class Streamed:
     @functools.cached_property
     def last_norm(self):
         """The norm in front of the head, which lies in the head's first block: kept once it was asked for."""
-        return self._vector(next(iter(self._heads)), "norm")
+        with translated():
+            return self.stream.pack.read_vector(next(iter(self._heads)), "norm").float().to(self.device)
 
     def norms(self):
         """All RMS norms' vectors, as Resident's, read from the file."""
-        for index in self._layers:
-            parts = self.stream.pack.blocks[index].parts
-            yield from (self._vector(index, name) for name in NORMS if name in parts)
-        yield self.last_norm
-
-    def _vector(self, index, name):
-        with translated():
-            return self.stream.pack.read_vector(index, name).float().to(self.device)
+        return norms_of(self.stream.pack)
 
     def to(self, device):
         if torch.device(device) != self.device:
