@@ -2,11 +2,25 @@
 // lanes.inc. SK_TOGETHER is the number of queries that share the registers.
 //
 // One unit is one block of keys of one kv head, for all queries that share the reading. Keys, later values, are brought
-// into f32 in tiles of 16 that stay in the first-level cache: so no cache type costs more than its own bytes. Every sum
-// runs over 16 fixed lanes folded in a fixed tree, or over keys in ascending order, so a row's bits depend on its own
-// query and keys alone: not on how many queries share the pass, nor on the instruction set (lanes.inc; multiply-adds
-// are fused everywhere, other sums nowhere). Keys that a row may not see are left out, not weighted by zero:
+// into f32 in tiles of 16 that stay in the first-level cache: so no cache type costs more than its own bytes. Keys lie
+// across in their tile, so that 16 scores are a vector of sums and nothing is added across lanes. Every sum runs over
+// dimensions in kSums fixed strides, or over keys in ascending order, so a row's bits depend on its own query and keys
+// alone: not on how many queries share the pass, nor on the instruction set (lanes.inc; multiply-adds are fused
+// everywhere, other sums nowhere). Keys that a row may not see are left out, not weighted by zero:
 // there may be a NaN in them.
+
+// f<n>(...) for 1 <= n <= SK_TOGETHER.
+#if SK_TOGETHER == 1
+#define SK_FOR_SOME(n, f, ...) f<1>(__VA_ARGS__)
+#else
+#define SK_FOR_SOME(n, f, ...)          \
+  switch (n) {                          \
+    case 1: f<1>(__VA_ARGS__); break;   \
+    case 2: f<2>(__VA_ARGS__); break;   \
+    case 3: f<3>(__VA_ARGS__); break;   \
+    default: f<4>(__VA_ARGS__); break;  \
+  }
+#endif
 
 inline void widen(const int8_t* x, int64_t n, float* y) {
   int64_t i = 0;
@@ -33,31 +47,49 @@ inline void load_tile(CacheType type, const char* const* rows, int64_t count, in
   }
 }
 
-// Dot products of kN queries with the 16 keys of a tile. kVectors is width / 16 if that is known.
-template <int kN, int kVectors>
-SK_INLINE void dots(const float* q, const float* tile, int64_t width, Lanes* sums) {
-  const int64_t vectors = kVectors ? kVectors : width / kLanes, row = vectors * kLanes;
-  Lanes partial[kN][kLanes];
-  for (int l = 0; l < kLanes; ++l) {
-    Lanes sum[kN], y = load_lanes(tile + l * row);
-    for (int i = 0; i < kN; ++i) sum[i] = multiply(load_lanes(q + i * row), y);
-    for (int64_t v = 1; v < vectors; ++v) {
-      y = load_lanes(tile + l * row + v * kLanes);
-      for (int i = 0; i < kN; ++i) sum[i] = multiply_add(load_lanes(q + i * row + v * kLanes), y, sum[i]);
+// The same 16 rows with the other order of their values: tile[i][r] is value i of row r. Rows of int8 change places as
+// words of four values.
+inline void load_across(CacheType type, const char* const* rows, int64_t count, int64_t n, int64_t width, float* tile,
+                        float* rowwise) {
+  Lanes t[kLanes];
+  if (type == CacheType::kInt8 && n % (4 * kLanes) == 0) {
+    for (int64_t i = 0; i < n; i += 4 * kLanes) {
+      for (int64_t r = 0; r < kLanes; ++r) t[r] = r < count ? load_words(rows[r] + i) : lanes_of(0.0f);
+      transpose16(t);
+      for (int w = 0; w < kLanes; ++w, tile += 4 * kLanes) {
+        save_lanes(tile, signed_byte<0>(t[w]));
+        save_lanes(tile + kLanes, signed_byte<1>(t[w]));
+        save_lanes(tile + 2 * kLanes, signed_byte<2>(t[w]));
+        save_lanes(tile + 3 * kLanes, signed_byte<3>(t[w]));
+      }
     }
-    for (int i = 0; i < kN; ++i) partial[i][l] = sum[i];
+    return;
   }
-  for (int i = 0; i < kN; ++i) sums[i] = fold16(partial[i]);
+  load_tile(type, rows, count, n, width, rowwise);
+  for (int64_t i = 0; i < width; i += kLanes, tile += kLanes * kLanes) {
+    for (int r = 0; r < kLanes; ++r) t[r] = load_lanes(rowwise + r * width + i);
+    transpose16(t);
+    for (int w = 0; w < kLanes; ++w) save_lanes(tile + w * kLanes, t[w]);
+  }
 }
 
+// Scores of kN queries with the 16 keys of a tile that lies across: a lane is a key, so no sum crosses lanes.
 template <int kN>
 SK_INLINE void score(const float* q, const float* tile, int64_t width, const float* factor, float* scores) {
-  Lanes sums[kN];
-  if (width == 4 * kLanes)
-    dots<kN, 4>(q, tile, width, sums);
-  else
-    dots<kN, 0>(q, tile, width, sums);
-  for (int i = 0; i < kN; ++i) save_lanes(scores + i * kBlock, multiply(sums[i], load_lanes(factor)));
+  Lanes sum[kN][kSums];
+  for (int s = 0; s < kSums; ++s) {
+    const Lanes y = load_lanes(tile + s * kLanes);
+    for (int i = 0; i < kN; ++i) sum[i][s] = multiply(lanes_of(q[i * width + s]), y);
+  }
+  for (int64_t d = kSums; d < width; d += kSums)
+    for (int s = 0; s < kSums; ++s) {
+      const Lanes y = load_lanes(tile + (d + s) * kLanes);
+      for (int i = 0; i < kN; ++i) sum[i][s] = multiply_add(lanes_of(q[i * width + d + s]), y, sum[i][s]);
+    }
+  for (int i = 0; i < kN; ++i) {
+    const Lanes all = add(add(sum[i][0], sum[i][1]), add(sum[i][2], sum[i][3]));
+    save_lanes(scores + i * kBlock, multiply(all, load_lanes(factor)));
+  }
 }
 
 // Adds the seen keys' weighted values to kN results of kVectors vectors.
@@ -110,13 +142,14 @@ inline void soften(float* scores, int64_t tiles, const float* v_scale, float* pa
   float largest = lane[0];
   for (int l = 1; l < kLanes; ++l) largest = lane[l] > largest ? lane[l] : largest;
   const float base = largest == -__builtin_inff() ? 0.0f : largest;  // a row that sees nothing here: all weights 0
-  float sum[kLanes] = {};
-  for (int64_t j = 0; j < tiles * kLanes; j += kLanes)
-    for (int l = 0; l < kLanes; ++l) {
-      const float weight = exp_f32(scores[j + l] - base);
-      sum[l] += weight;
-      scores[j + l] = weight * v_scale[j + l];
-    }
+  Lanes sums = lanes_of(0.0f);
+  for (int64_t j = 0; j < tiles * kLanes; j += kLanes) {
+    const Lanes weights = exp_lanes(subtract(load_lanes(scores + j), lanes_of(base)));
+    sums = add(sums, weights);
+    save_lanes(scores + j, multiply(weights, load_lanes(v_scale + j)));
+  }
+  float sum[kLanes];
+  save_lanes(sum, sums);
   for (int half = kLanes / 2; half > 0; half /= 2)
     for (int l = 0; l < half; ++l) sum[l] += sum[l + half];
   partial[0] = largest;
@@ -201,21 +234,12 @@ void attend_block(const Attend& c, const Shape& s, const Queries& part, int64_t 
     const int64_t j = t * kLanes, here = count - j < kLanes ? count - j : kLanes;
     if (count > j + ahead) prefetch(at.k + j + ahead, count - j - ahead < kLanes ? count - j - ahead : kLanes, k_bytes);
     prefetch(at.v + j, here, v_bytes);
-    load_tile(c.cache.type, at.k + j, here, c.cache.dim, s.width, tile);
-    for (int64_t i = 0; i < part.count;) {
+    load_across(c.cache.type, at.k + j, here, c.cache.dim, s.width, tile, tile + kLanes * s.width);
+    for (int64_t i = 0, some; i < part.count; i += some) {
       const float* q = queries + i * s.width;
       float* to = scores + i * kBlock + j;
-      const int64_t more = part.count - i;
-      if (SK_TOGETHER >= 4 && more >= 4) {
-        score<SK_TOGETHER>(q, tile, s.width, at.k_scale + j, to);
-        i += 4;
-      } else if (SK_TOGETHER >= 4 && more == 3) {
-        score<SK_TOGETHER >= 3 ? 3 : 1>(q, tile, s.width, at.k_scale + j, to);
-        i += 3;
-      } else {
-        score<1>(q, tile, s.width, at.k_scale + j, to);
-        i += 1;
-      }
+      some = part.count - i < SK_TOGETHER ? part.count - i : SK_TOGETHER;
+      SK_FOR_SOME(some, score, q, tile, s.width, at.k_scale + j, to);
     }
     for (int64_t i = 0; i < part.count; ++i)
       if (seen[t][i] != 0xffffu)
@@ -231,22 +255,11 @@ void attend_block(const Attend& c, const Shape& s, const Queries& part, int64_t 
   for (int64_t t = 0; t < tiles; ++t) {
     const int64_t j = t * kLanes, here = count - j < kLanes ? count - j : kLanes;
     load_tile(c.cache.type, at.v + j, here, c.cache.value_dim, s.values, tile);
-    for (int64_t i = 0; i < part.count;) {
-      const float* w = scores + i * kBlock + j;
-      float* to = partial + i * s.partial + kHead;
+    for (int64_t i = 0, some; i < part.count; i += some) {
       const uint32_t* mine = seen[t] + i;
-      int64_t alike = 1;
-      while (alike < SK_TOGETHER && i + alike < part.count && mine[alike] == mine[0]) ++alike;
-      if (SK_TOGETHER >= 4 && alike == 4) {
-        add_values<SK_TOGETHER>(w, tile, s.values, mine[0], to, s.partial);
-        i += 4;
-      } else if (SK_TOGETHER >= 4 && alike == 3) {
-        add_values<SK_TOGETHER >= 3 ? 3 : 1>(w, tile, s.values, mine[0], to, s.partial);
-        i += 3;
-      } else {
-        add_values<1>(w, tile, s.values, mine[0], to, s.partial);
-        i += 1;
-      }
+      for (some = 1; some < SK_TOGETHER && i + some < part.count && mine[some] == mine[0];) ++some;
+      SK_FOR_SOME(some, add_values, scores + i * kBlock + j, tile, s.values, mine[0], partial + i * s.partial + kHead,
+                  s.partial);
     }
   }
 }
@@ -277,3 +290,4 @@ void join_blocks(const Attend& c, const Shape& s, const Queries& part, int64_t k
 }
 
 #undef SK_INLINE
+#undef SK_FOR_SOME

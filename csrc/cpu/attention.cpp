@@ -22,6 +22,7 @@ namespace sk {
 namespace {
 
 constexpr int kLanes = 16;              // keys and values are taken in vectors of 16, keys in tiles of 16
+constexpr int kSums = 4;                // partial sums of a score: a multiply-add waits 4 cycles for the last one
 constexpr int64_t kBlock = 128;         // keys per block
 constexpr int64_t kQueries = 32;        // queries (rows times heads of a group) that share one reading of a block
 constexpr int64_t kAhead = 2;           // tiles of keys that are on their way while one is worked on
@@ -108,11 +109,21 @@ const char* find_fault(const Attend& c) {
   return nullptr;
 }
 
-// Pieces of at least ~10 us, and a few per thread so that they can balance. `cost` is a unit's in nanoseconds.
-int64_t grain(int64_t units, int64_t cost, int threads) {
-  int64_t pieces = units * cost / 10000;
-  if (pieces > 4 * threads) pieces = 4 * threads;
+// Pieces of at least ~1 us: a team that is together begins one in a third of that. `cost` is a unit's in
+// nanoseconds.
+int64_t grain(int64_t units, int64_t cost) {
+  const int64_t pieces = units * cost / 1000;
   return pieces <= 1 ? units : (units + pieces - 1) / pieces;
+}
+
+// How many queries share a reading: fewer than would fit if there are too few blocks to divide between the threads.
+int64_t queries_per_part(const Attend& c, int64_t group, int threads) {
+  const int64_t queries = c.rows * group;
+  int64_t readings = 0;
+  for (int64_t b = 0; b < c.batch; ++b) readings += (c.lengths[b] + kBlock - 1) / kBlock * c.cache.heads;
+  const int64_t split = (2 * threads + readings - 1) / readings;
+  const int64_t share = threads == 1 ? queries : (queries + split - 1) / split;
+  return share > kQueries ? kQueries : share < 4 ? 4 : share;
 }
 
 void run(const Attend& c, const Shape& shape, const std::vector<Queries>& parts, Scratch& memory, int threads) {
@@ -123,10 +134,10 @@ void run(const Attend& c, const Shape& shape, const std::vector<Queries>& parts,
   float* const partials = reinterpret_cast<float*>(memory.get(static_cast<size_t>(floats) * sizeof(float)));
   // A multiply-add takes about 1/16 ns; bringing a tile of keys into f32 about as long as one query.
   const int64_t cost = kBlock * (last.count + 1) * (shape.width + shape.values) / 16;
-  parallel_for(threads, units, grain(units, cost, threads), [&](int64_t begin, int64_t end) {
+  parallel_for(threads, units, grain(units, cost), [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
     const IeeeMode ieee;
-    const size_t size = kQueries * (shape.width + kBlock) + kLanes * (shape.width + shape.values) + 6 * kBlock;
+    const size_t size = kQueries * (shape.width + kBlock) + kLanes * (2 * shape.width + shape.values);
     float* const own = reinterpret_cast<float*>(scratch.get(size * sizeof(float)));
     size_t p = 0;
     for (int64_t unit = begin; unit < end; ++unit) {
@@ -138,8 +149,8 @@ void run(const Attend& c, const Shape& shape, const std::vector<Queries>& parts,
   });
   int64_t queries = 0;
   for (const Queries& part : parts) queries += part.count * kv_heads;
-  const int64_t join_cost = last.blocks * (shape.values / 8 + 8);
-  parallel_for(threads, queries, grain(queries, join_cost, threads), [&](int64_t begin, int64_t end) {
+  const int64_t join_cost = last.blocks * (shape.values / 4 + 8);
+  parallel_for(threads, queries, grain(queries, join_cost), [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
     const IeeeMode ieee;
     float* const sum = reinterpret_cast<float*>(scratch.get(static_cast<size_t>(shape.values) * sizeof(float)));
@@ -162,10 +173,11 @@ const char* attend(const Attend& c, int threads) {
   const Shape shape{group, padded(c.cache.dim), values, kHead + values};
   thread_local Scratch memory;
   std::vector<Queries> parts;
+  const int64_t share = queries_per_part(c, group, threads);
   int64_t units = 0, floats = 0;
   for (int64_t b = 0; b < c.batch; ++b)
-    for (int64_t first = 0; first < c.rows * group; first += kQueries) {
-      const int64_t count = c.rows * group - first < kQueries ? c.rows * group - first : kQueries;
+    for (int64_t first = 0; first < c.rows * group; first += share) {
+      const int64_t count = c.rows * group - first < share ? c.rows * group - first : share;
       const int64_t last_row = (first + count - 1) / group;
       const int64_t keys = c.mask == nullptr ? c.lengths[b] - c.rows + last_row + 1 : c.lengths[b];
       const int64_t blocks = (keys + kBlock - 1) / kBlock, size = blocks * c.cache.heads * count * shape.partial;

@@ -24,6 +24,7 @@ namespace sk {
 namespace {
 
 constexpr int kMaxWorkers = 255;
+constexpr int64_t kPieces = 8;  // per thread, at least, if the grain allows it
 constexpr int kSpins = 4000;  // pauses before sleeping: some 50 us, longer than the Python code between two calls
 
 inline void relax() {
@@ -285,9 +286,9 @@ void parallel_for_raw(int threads, int64_t n, int64_t grain, void (*job)(void*, 
   if (grain < 1) grain = 1;
   const int64_t grains = (n + grain - 1) / grain;
   if (threads > grains) threads = static_cast<int>(grains);
-  // Two pieces per thread: a thread that loses its core for a moment holds up half as much work.
-  const int64_t parts = grains < 2 * static_cast<int64_t>(threads) ? grains : 2 * static_cast<int64_t>(threads);
-  const int64_t piece = (grains + parts - 1) / parts * grain;
+  // Several pieces per thread: a thread that begins late, or loses its core for a moment, holds up less of the work.
+  const int64_t parts = grains < kPieces * threads ? grains : kPieces * threads;
+  const int64_t piece = grains / parts * grain;
   if (threads > 1) {
     Job whole(job, context, n, piece, threads - 1);
     bool done = true;
