@@ -1,5 +1,6 @@
 #include "cpu/int8_rows.h"
 
+#include "cpu/even_grain.h"
 #include "cpu/float_mode.h"
 #include "cpu/group_codes.h"
 #include "cpu/threads.h"
@@ -56,21 +57,22 @@ void Int8Rows::put_codes(int64_t r, const int8_t* q) const {
     *sum = kernel.prepare(q + i, shape.group, to);
 }
 
-void Int8Rows::put_block(const RowBlock& x, int64_t row0, int64_t rows, int threads) {
-  const int64_t parts = rows * shape.k / 6144;  // some 4 us each
-  const int64_t grain = parts < 2 ? rows : (rows + parts - 1) / parts;
-  parallel_for(threads, rows, grain, [&](int64_t begin, int64_t end) {
-    const IeeeMode ieee;
-    for (int64_t r = begin; r < end; ++r) {
-      const int64_t at = (row0 + r) * x.stride;
-      switch (x.type) {
-        case RowType::kF32: put(r, static_cast<const float*>(x.data) + at); break;
-        case RowType::kF16: put(r, static_cast<const F16*>(x.data) + at); break;
-        case RowType::kBF16: put(r, static_cast<const BF16*>(x.data) + at); break;
-        case RowType::kInt8: put_codes(r, static_cast<const int8_t*>(x.data) + at); break;
-      }
+void Int8Rows::put_rows(const RowBlock& x, int64_t row0, int64_t begin, int64_t end) const {
+  const IeeeMode ieee;
+  for (int64_t r = begin; r < end; ++r) {
+    const int64_t at = (row0 + r) * x.stride;
+    switch (x.type) {
+      case RowType::kF32: put(r, static_cast<const float*>(x.data) + at); break;
+      case RowType::kF16: put(r, static_cast<const F16*>(x.data) + at); break;
+      case RowType::kBF16: put(r, static_cast<const BF16*>(x.data) + at); break;
+      case RowType::kInt8: put_codes(r, static_cast<const int8_t*>(x.data) + at); break;
     }
-  });
+  }
+}
+
+void Int8Rows::put_block(const RowBlock& x, int64_t row0, int64_t rows, int threads) {
+  parallel_for(threads, rows, row_grain(rows, shape.k, 0.6),
+               [&](int64_t begin, int64_t end) { put_rows(x, row0, begin, end); });
   if (x.type == RowType::kInt8)
     scales_at(x.scale + row0 * x.scale_stride, x.scale_stride, x.scale_groups);
   else

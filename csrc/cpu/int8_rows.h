@@ -25,7 +25,9 @@ class Int8Rows {
   void put_codes(int64_t r, const int8_t* q) const;
   void scales_at(const float* data, int64_t stride, int64_t groups);
 
-  // Rows row0 .. row0 + rows of a block, whatever it holds; on several threads if that is worth it.
+  // Rows begin .. end from those of a block behind its first row0, whatever it holds. Scales of codes as above.
+  void put_rows(const RowBlock& x, int64_t row0, int64_t begin, int64_t end) const;
+  // Rows row0 .. row0 + rows of a block, on several threads if that is worth it.
   void put_block(const RowBlock& x, int64_t row0, int64_t rows, int threads);
 
   const Int8Shape shape;
