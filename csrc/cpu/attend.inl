@@ -83,7 +83,8 @@ SK_INLINE void score(const float* q, const float* tile, int64_t width, const flo
   }
   for (int64_t d = kSums; d < width; d += kSums)
     for (int s = 0; s < kSums; ++s) {
-      const Lanes y = load_lanes(tile + (d + s) * kLanes);
+      Lanes y = load_lanes(tile + (d + s) * kLanes);
+      hold(y);
       for (int i = 0; i < kN; ++i) sum[i][s] = multiply_add(lanes_of(q[i * width + d + s]), y, sum[i][s]);
     }
   for (int i = 0; i < kN; ++i) {
@@ -101,7 +102,7 @@ SK_INLINE void weigh(const float* weights, const float* tile, int64_t width, uin
     for (int v = 0; v < kVectors; ++v) sum[i][v] = load_lanes(out + i * distance + v * kLanes);
   for (int l = 0; l < kLanes; ++l) {
     if ((seen >> l & 1) == 0) continue;
-    for (int v = 0; v < kVectors; ++v) y[v] = load_lanes(tile + l * width + v * kLanes);
+    for (int v = 0; v < kVectors; ++v) y[v] = load_lanes(tile + l * width + v * kLanes), hold(y[v]);
     for (int i = 0; i < kN; ++i) {
       const Lanes weight = lanes_of(weights[i * kBlock + l]);
       for (int v = 0; v < kVectors; ++v) sum[i][v] = multiply_add(weight, y[v], sum[i][v]);
@@ -135,10 +136,10 @@ inline uint32_t seen_keys(const Attend& c, int64_t request, int64_t row, int64_t
 
 // Turns a block's scores of one query into weights exp(score - largest) * v_scale; leaves the largest and the sum.
 inline void soften(float* scores, int64_t tiles, const float* v_scale, float* partial) {
+  Lanes most = load_lanes(scores);
+  for (int64_t j = kLanes; j < tiles * kLanes; j += kLanes) most = larger(load_lanes(scores + j), most);
   float lane[kLanes];
-  memcpy(lane, scores, sizeof lane);
-  for (int64_t j = kLanes; j < tiles * kLanes; j += kLanes)
-    for (int l = 0; l < kLanes; ++l) lane[l] = scores[j + l] > lane[l] ? scores[j + l] : lane[l];
+  save_lanes(lane, most);
   float largest = lane[0];
   for (int l = 1; l < kLanes; ++l) largest = lane[l] > largest ? lane[l] : largest;
   const float base = largest == -__builtin_inff() ? 0.0f : largest;  // a row that sees nothing here: all weights 0
