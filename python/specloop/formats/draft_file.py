@@ -23,19 +23,18 @@ import specdec_kernels as sk
 from specdec_kernels.stream.blocks import up
 from specdec_kernels.stream.buffers import view_of
 from specdec_kernels.stream.files import PackFile
-from specdec_kernels.stream.newfile import NewFile
-from specdec_kernels.stream.safetensors import TAGS, Entry, header_of, no_constant, unique
+from specdec_kernels.stream.safetensors import Entry, header_of, no_constant, unique
 
 from ..drafts.vocabulary import check_ids
 from ..errors import FormatError, ModelError, show, translated
 from ..layout import layer_shapes
 from ..models.blueprint import int8_form
 from ..models.config import LlamaConfig
+from .safetensors import write
 
 FORM, KINDS, KEY = 1, ("feature", "model"), "specdec"
 MOST_JSON = 1 << 20
 MOST_NAME = 200
-ALIGNMENT = 64  # of the data in the file
 ZERO = 128  # the code of a weight of 0, as rows are that fill up the last panel
 _FIELDS = {field.name for field in fields(LlamaConfig)} - {"draft_ids"}
 
@@ -102,7 +101,7 @@ def write_draft(path, *, kind, config, draft_ids, weights, target, vocabulary, r
 
     ``config``: a LlamaConfig; ``draft_ids``: ascending; ``weights``: {name: Int8Weight (see ``packed``) or float32
     tensor}; ``target``: {"name", "fingerprint"}. Raises FormatError or ModelError for what could not be read again,
-    OSError where the file can't be written.
+    DiskError where the file can't be written.
     """
     tensors = {"draft_ids": torch.as_tensor(draft_ids, dtype=torch.int32)}
     for name, weight in weights.items():
@@ -114,27 +113,10 @@ def write_draft(path, *, kind, config, draft_ids, weights, target, vocabulary, r
             raise FormatError(f"{name}: expected groups and rotation {int8_form(weight.k)}, got {weight!r}")
     told = {name: value for name, value in asdict(config).items() if name in _FIELDS}
     about = {"form": FORM, "kind": kind, "config": told, "target": target, "vocabulary": vocabulary, "recipe": recipe}
-    metadata, entries, at = {"format": "pt", KEY: json.dumps(about, allow_nan=False)}, {}, 0
-    # Sizes of int8 matrices are multiples of a cache line, so that in this order all of them begin at one.
-    for name in sorted(tensors, key=lambda name: (tensors[name].nbytes % ALIGNMENT > 0, name)):
-        t = tensors[name] = tensors[name].detach().to("cpu").contiguous()
-        entries[name] = Entry(name, t.dtype, tuple(t.shape), at, t.nbytes)
-        at += t.nbytes
-    _described(str(path), entries, metadata, tensors["draft_ids"])
-    described = {
-        e.name: {"dtype": TAGS[e.dtype], "shape": e.shape, "data_offsets": [e.offset, e.offset + e.nbytes]}
-        for e in entries.values()
-    }
-    header = json.dumps({"__metadata__": metadata} | described).encode()
-    header += b" " * (-(8 + len(header)) % ALIGNMENT)
-    new = NewFile(path)
-    try:
-        new.write(len(header).to_bytes(8, "little") + header, 0)
-        for entry in entries.values():
-            new.write(view_of(tensors[entry.name]), 8 + len(header) + entry.offset)
-        new.commit()
-    finally:
-        new.abort()
+    metadata = {KEY: json.dumps(about, allow_nan=False)}
+    entries = {name: Entry(name, t.dtype, tuple(t.shape), 0, t.nbytes) for name, t in tensors.items()}
+    _described(os.fspath(path), entries, metadata, tensors["draft_ids"])
+    write(path, tensors, metadata)
     return DraftFile.open(path)
 
 
