@@ -14,7 +14,7 @@
 namespace sk {
 namespace {
 
-constexpr int kLanes = 16, kLine = 64;
+constexpr int kLanes = 16, kLine = 64, kWord = 4;
 
 inline int32_t minus_128_times(int32_t sum) {
   return static_cast<int32_t>(static_cast<uint32_t>(sum) * static_cast<uint32_t>(-128));
@@ -171,8 +171,9 @@ int32_t prepare_avx512(const int8_t* q, int64_t group, char* words) {
   return minus_128_times(_mm512_reduce_add_epi32(sums));
 }
 
+template <bool kWhole>
 inline __m512i start16(const Int8Tile& t, int r, int64_t g) {
-  return t.first ? _mm512_set1_epi32(t.offset[r * t.offset_stride + g]) : _mm512_loadu_si512(t.acc + r * kLanes);
+  return kWhole || t.first ? _mm512_set1_epi32(t.offset[r * t.offset_stride + g]) : _mm512_loadu_si512(t.acc + r * kLanes);
 }
 
 inline __m512 scaled16(const Int8Tile& t, int r, int64_t g, __m512i sum, __m512 sw) {
@@ -182,31 +183,37 @@ inline __m512 scaled16(const Int8Tile& t, int r, int64_t g, __m512i sum, __m512 
 
 constexpr int64_t kSmall = 8192;  // bytes of x that leave most of L1 to the weights
 
-template <int... r>
-void dot_avx512(const Int8Tile& tile) {
+// kSteps: the steps of a group, if all groups are whole and have so many; else 0. Then a group's beginning and end, a
+// quarter of the instructions, need no decisions, and what a row needs stays in registers.
+template <int kSteps, int... r>
+__attribute__((always_inline)) inline void dot_groups(const Int8Tile& tile) {
   const Int8Tile t = tile;  // as in dot_avx2
   constexpr int kRows = sizeof...(r);
   const Pace few = kRows <= 2 || kRows * t.x_stride <= kSmall ? Pace::kMemory : Pace::kBetween;
   const Fetch fetch(kRows <= 4 ? few : Pace::kArithmetic, t.share, t.turn);
+  const int64_t steps = kSteps ? kSteps : t.steps;
   const uint8_t* w = t.w;
+  const char* x = t.x;  // groups follow each other without a gap, on both sides
   __m512 y[] = {_mm512_loadu_ps(t.y + r * kLanes)...};
   for (int64_t g = 0; g < t.groups; ++g) {
-    __m512i sum[] = {start16(t, r, g)...}, odd[] = {(static_cast<void>(r), _mm512_setzero_si512())...};
-    const Word* row[] = {reinterpret_cast<const Word*>(t.x + r * t.x_stride + g * t.x_group)...};
+    __m512i sum[] = {start16<kSteps != 0>(t, r, g)...}, odd[] = {(static_cast<void>(r), _mm512_setzero_si512())...};
     const auto step = [&](__m512i* sums, int64_t s) __attribute__((always_inline)) {
       const __m512i line = _mm512_load_si512(w + s * kLine);
-      ((sums[r] = _mm512_dpbusd_epi32(sums[r], line, _mm512_set1_epi32(row[r][s]))), ...);
+      const char* words = x + s * kWord;
+      ((sums[r] = _mm512_dpbusd_epi32(
+            sums[r], line, _mm512_set1_epi32(*reinterpret_cast<const Word*>(words + r * t.x_stride)))),
+       ...);
     };
     __m512i* const second = kRows <= 3 ? odd : sum;  // so few sums would wait for their own last step
     int64_t s = 0;
-    for (; s + 4 <= t.steps; s += 4) {
-      fetch.four_lines(w + s * kLine);
-      step(sum, s), step(second, s + 1), step(sum, s + 2), step(second, s + 3);
+#pragma GCC unroll 1
+    for (; s + 4 <= steps; s += 4, w += 4 * kLine, x += 4 * kWord) {
+      fetch.four_lines(w);
+      step(sum, 0), step(second, 1), step(sum, 2), step(second, 3);
     }
-    for (; s < t.steps; ++s) fetch.line(w + s * kLine), step(sum, s);
+    for (; s < steps; ++s, w += kLine, x += kWord) fetch.line(w), step(sum, 0);
     if (kRows <= 3) ((sum[r] = _mm512_add_epi32(sum[r], odd[r])), ...);
-    w += t.steps * kLine;
-    if (!t.last) {
+    if (kSteps == 0 && !t.last) {
       (_mm512_storeu_si512(t.acc + r * kLanes, sum[r]), ...);
       return;  // a part of one group
     }
@@ -215,6 +222,15 @@ void dot_avx512(const Int8Tile& tile) {
     ((y[r] = _mm512_add_ps(y[r], scaled16(t, r, g, sum[r], sw))), ...);
   }
   (_mm512_storeu_ps(t.y + r * kLanes, y[r]), ...);
+}
+
+template <int... r>
+void dot_avx512(const Int8Tile& t) {
+  constexpr int kUsual = 16;  // of groups of 64
+  if (t.steps == kUsual && t.first && t.last)
+    dot_groups<kUsual, r...>(t);
+  else
+    dot_groups<0, r...>(t);
 }
 
 SK_TARGET_END
