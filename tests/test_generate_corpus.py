@@ -308,6 +308,21 @@ def test_settings_that_can_not_be(tmp_path, options, message):
         generate_corpus(target(), tmp_path, shards=0, settings=SETTINGS)
 
 
+def test_training_has_a_corpus_written_where_shards_are_missing(tmp_path, monkeypatch):
+    from specloop.train import run
+
+    def loaded(name, **options):
+        assert name == "tiny" and options["context"] == 160
+        return build("f32", context=options["context"]), Vocabulary(), None
+
+    monkeypatch.setattr(run, "load_model", loaded)
+    monkeypatch.setattr(run, "SHARDS", 1)
+    folder, write = tmp_path / "new", functools.partial(run.write_corpus, target="tiny", device="cpu")
+    assert write(folder, SETTINGS, shards=None).kept and shard_numbers(folder) == [0]
+    assert write(folder, SETTINGS, shards=None) is None and write(folder, SETTINGS, shards=1) is None
+    assert write(folder, SETTINGS, shards=2).kept and shard_numbers(folder) == [0, 1]
+
+
 def test_a_folder_with_another_corpus(whole):
     with pytest.raises(OptionError, match="holds another corpus: target"):
         generate_corpus(target(seed=1), whole[0], shards=3, settings=SETTINGS)

@@ -252,6 +252,9 @@ def train(
     out: trained.Out,
     target: trained.Target = "smollm2",
     dtype: trained.Dtype = "int8",
+    shards: trained.Shards = None,
+    answer_tokens: trained.AnswerTokens = 192,
+    made_up: trained.MadeUp = 0.3,
     kind: trained.Kind = "feature",
     minutes: trained.Minutes = None,
     steps: trained.Steps = None,
@@ -273,11 +276,21 @@ def train(
 ):
     """Trains a draft for a model, by distillation from text that the model wrote. Ctrl-C saves and ends."""
     settings = trained.settings_of(locals())
+    from .train.generate import Settings as Writing
     from .train.run import train as run
+    from .train.run import write_corpus
 
+    writing = Writing(seed=seed, answer_tokens=answer_tokens, made_up=made_up)
     ended = threading.Event()
+
+    def tell(fraction):
+        if ended.is_set():
+            raise KeyboardInterrupt
+        _training(fraction, "the target writes")
+
     with _interrupts(ended.set):
         where = {"target": target, "dtype": dtype, "device": device, "threads": threads}
+        write_corpus(corpus, writing, shards=shards, progress=tell, **where)
         trainer, done = run(corpus, out, settings, progress=_training, stop=ended.is_set, **where)
     _progress(None, 1.0)
     print(json.dumps(trainer.measured[-1:] and trainer.measured[-1]) if as_json else trainer.report())

@@ -12,6 +12,12 @@ from .errors import OptionError
 Flag = typer.Option
 
 Corpus = Annotated[str, typer.Argument(help="folder with the target's text and hidden states; made if it is not there")]
+Shards = Annotated[
+    Optional[int],
+    Flag("--shards", help="the target writes those of so many that are missing; default: as there are, or 16"),
+]
+AnswerTokens = Annotated[int, Flag("--answer-tokens", help="most tokens of an answer that the target writes")]
+MadeUp = Annotated[float, Flag("--made-up", help="share of the prompts that the target makes up, too")]
 Target = Annotated[str, Flag("--target", help="smollm2, or a path: the model that made the corpus")]
 Dtype = Annotated[str, Flag("--dtype", help="int8, bf16 or f32: what the corpus was made with")]
 Out = Annotated[str, Flag("--out", help="folder for checkpoint, draft and log; training goes on where it has a state")]

@@ -12,12 +12,35 @@ import torch
 from ..errors import ModelError
 from ..fingerprint import fingerprint
 from ..loader import choose_device, load_model
+from ..versions import Version
 from . import export, initial, vocabulary
+from .corpus import shard_numbers
+from .generate import generate_corpus
 from .plan import Settings
 from .samples import Samples
 from .trainer import Trainer
 
 CONTEXT = 2048  # positions that a draft is trained for, at most
+SHARDS = 16  # of a new corpus: some 4,000 texts
+
+
+def write_corpus(corpus, settings, *, shards, target="smollm2", dtype="int8", device="auto", threads=None, **more):
+    """Has the target write those of so many shards that are missing in ``corpus``. ``shards`` None: as many as there
+    are, ``SHARDS`` where there are none. ``settings``: generate.Settings; ``more``: as :func:`generate_corpus`.
+
+    Returns its report, or None where nothing is missing.
+    """
+    there = shard_numbers(corpus) if os.path.isdir(corpus) else []
+    if shards is None:
+        shards = 0 if there else SHARDS
+    settings.check()
+    if set(range(shards)) <= set(there):
+        return None
+    if threads is not None:
+        torch.set_num_threads(threads)
+    context = settings.prompt_tokens + settings.answer_tokens
+    loaded = load_model(target, dtype=dtype, context=context, device=choose_device(device))
+    return generate_corpus(Version(*loaded, str(target)), corpus, shards=shards, settings=settings, **more)
 
 
 def train(corpus, folder, settings: Settings, *, target="smollm2", dtype="int8", device="auto", threads=None, **more):
