@@ -275,7 +275,7 @@ def test_targets_that_can_not(tmp_path):
     with pytest.raises(ModelError, match="expected a model that gives its hidden states, got scripted"):
         generate_corpus(blind, tmp_path, shards=1)
     unnamed = target()
-    unnamed.tokenizer.fingerprint = None
+    del unnamed.tokenizer.fingerprint
     with pytest.raises(ModelError, match="with fingerprints"):
         generate_corpus(unnamed, tmp_path, shards=1, settings=SETTINGS)
     broken = target()
