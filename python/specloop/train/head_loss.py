@@ -35,8 +35,8 @@ class Teacher(NamedTuple):
     best: torch.Tensor
 
     def log_p(self, start, stop):
-        """float32 [stop - start, V']"""
-        return (self.features[start:stop] @ self.head.t()).float()
+        """[stop - start, V'] in the products' dtype."""
+        return self.features[start:stop] @ self.head.t()
 
     def best_of(self, start, stop, p, mass):
         """Where it is unknown it is the likeliest column, unless more than that was cut."""
@@ -63,50 +63,70 @@ def append(features, lse):
 
 
 class Measured(NamedTuple):
-    """Sums over the rows that count, float64 [depths]: the loss, with its weights and without, alpha, how often the
-    argmaxes agree; and how many rows there were.
+    """Of every row at every depth, float32 [depths, N]: the loss, alpha = sum of min(p, q), whether the argmaxes agree
+    (1 or 0); and ``counted``, whether the row counts.
     """
 
-    weighted: torch.Tensor
     loss: torch.Tensor
     alpha: torch.Tensor
     agreed: torch.Tensor
-    rows: torch.Tensor
+    counted: torch.Tensor
+
+    def means(self):
+        """Of loss, alpha and agreement over the rows that count: float64 [3, depths]; and how many these are."""
+        rows = self.counted.sum(1)
+        kept = torch.stack(self[:3]).double().where(self.counted, 0)
+        return kept.sum(2) / rows.clamp(min=1), rows
 
 
-def compare(states, head, teacher, counted, weights, losses, dtype, *, head_gradient=False, gradient=True):
-    """``(Measured, gradient of the states, of the head or None)``.
+def compare(states, head, teacher, counted, losses, dtype, *, weights=None, head_gradient=False):
+    """``(Measured, gradient of the states, gradient of the head)``, the gradients None without ``weights``.
 
     ``states`` float32 [depths, N, d]: row n of every depth is held against the teacher's row n. ``head`` float32
     [V', d]. ``counted`` bool [depths, N]: which rows count. ``weights`` float32 [depths, N] are those of the rows'
     losses in the sum whose gradients are returned, 0 where they don't count.
     """
-    depths, n, _ = states.shape
+    depths, n, d = states.shape
     matrix = head.to(dtype)
-    slopes = torch.zeros_like(states) if gradient else None
+    slopes = None if weights is None else torch.empty_like(states)
     of_head = torch.zeros_like(head) if head_gradient else None
-    sums = torch.zeros(4, depths, dtype=torch.float64, device=states.device)
-    for start in range(0, n, CHUNK):
-        stop = min(start + CHUNK, n)
-        log_p = teacher.log_p(start, stop)
+    seen = states.new_empty(3, depths, n)
+    chunk, block = _sizes(states.device)
+    for start in range(0, n, chunk):
+        stop = min(start + chunk, n)
+        x = states[:, start:stop].to(dtype).reshape(-1, d)
+        logits = x @ matrix.t()
+        _losses(logits.view(depths, stop - start, -1), teacher, start, losses, seen[..., start:stop], block)
+        if weights is None:
+            continue
+        weight = weights[:, start:stop].reshape(-1, 1)
+        slopes[:, start:stop] = (logits @ matrix).float().mul_(weight).view(depths, -1, d)
+        if head_gradient:
+            of_head += (logits.t() @ (x * weight).to(dtype)).float()
+    return Measured(*seen, counted), slopes, of_head
+
+
+def _losses(logits, teacher, start, losses, seen, block):
+    """Puts the losses' gradients in the place of the logits, [depths, rows, V'], and what is measured into ``seen``."""
+    depths, n, _ = logits.shape
+    target = teacher.log_p(start, start + n)
+    for first in range(0, n, block):
+        part = slice(first, min(first + block, n))
+        log_p = target[part].float()
         p = log_p.exp()
         mass = p.sum(1)
-        best = teacher.best_of(start, stop, p, mass)
+        best = teacher.best_of(start + part.start, start + part.stop, p, mass)
         for depth in range(depths):
-            x = states[depth, start:stop].to(dtype)
-            logits = x @ matrix.t()
-            rows = Rows(logits, log_p, best, p, mass)
+            rows = Rows(logits[depth, part], log_p, best, p, mass)
             values, slope = mixed(rows, losses)
-            use = counted[depth, start:stop].double()
-            weight = weights[depth, start:stop]
-            agreed = logits.argmax(1) == rows.best
-            sums[:, depth] += torch.stack([t.double() @ use for t in (values * weight, values, rows.alpha, agreed)])
-            if gradient:
-                slope, weight = slope.to(dtype), weight[:, None]
-                slopes[depth, start:stop] = (slope @ matrix).float() * weight
-                if head_gradient:
-                    of_head += (slope.t() @ (x * weight).to(dtype)).float()
-    return Measured(*sums, counted.sum(1)), slopes, of_head
+            for place, value in zip(seen[:, depth, part], (values, rows.alpha, rows.agreed), strict=True):
+                place.copy_(value)
+            logits[depth, part] = slope
+
+
+def _sizes(device):
+    """Rows of a product, and of what is done between products: on a processor's core that stays in its cache."""
+    return (CHUNK, 16 * torch.get_num_threads()) if device.type == "cpu" else (8 * CHUNK, 8 * CHUNK)
 
 
 class HeadLoss(torch.autograd.Function):
@@ -114,15 +134,13 @@ class HeadLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, states, head, teacher, counted, weights, losses, dtype):
-        of_states, of_head = ctx.needs_input_grad[:2]
-        measured, slopes, head_slope = compare(
-            states, head, teacher, counted, weights, losses, dtype, head_gradient=of_head, gradient=of_states
+        measured, slopes, of_head = compare(
+            states, head, teacher, counted, losses, dtype, weights=weights, head_gradient=ctx.needs_input_grad[1]
         )
-        ctx.save_for_backward(slopes, head_slope)
-        return measured.weighted.sum().float(), measured
+        ctx.save_for_backward(slopes, of_head)
+        return (measured.loss.where(counted, 0).double() * weights).sum().float(), measured
 
     @staticmethod
     def backward(ctx, factor, _):
-        slopes, head_slope = ctx.saved_tensors
-        scaled = lambda slope: None if slope is None else slope * factor
-        return scaled(slopes), scaled(head_slope), None, None, None, None, None
+        scaled = [None if slope is None else slope * factor for slope in ctx.saved_tensors]
+        return (*scaled, None, None, None, None, None)

@@ -45,6 +45,11 @@ class Rows:
         """Whether the draft can say the target's argmax, as a number."""
         return (self.best >= 0).to(self.q.dtype)
 
+    @cached_property
+    def agreed(self):
+        """Whether the draft's likeliest id is the target's, as a number."""
+        return (self.at_best(self.log_q) == self.log_q.amax(1)) * self.known
+
     def at_best(self, values):
         """The entries at the target's argmax, whatever where there is none."""
         return values.gather(1, self.best.clamp(min=0)[:, None])[:, 0]

@@ -32,7 +32,7 @@ class Held:
         i guesses behind the target's last word; ``agreed``: how often the argmaxes agree, the acceptance at T = 0.
         """
         lengths = [self._samples.text(place).answer for place in self.places]
-        sums, before, draft.compute = 0, draft.compute, torch.float32
+        seen, counts, before, draft.compute = 0, 0, draft.compute, torch.float32
         try:
             for run in pieces(range(len(self.places)), lengths, 1024):
                 texts = [self._samples.text(self.places[i]) for i in run]
@@ -40,12 +40,10 @@ class Held:
                 states = torch.func.functional_call(draft, values, (batch, self._depths))
                 states = torch.stack([states[i].roll(i, 0) for i in range(self._depths)])
                 counted = batch.counted(self._depths)
-                measured, *_ = compare(
-                    states, values["head"], batch.teacher, counted, counted.float(), self._losses, torch.float32,
-                    gradient=False,
-                )  # fmt: skip
-                sums = sums + torch.stack(list(measured))
+                found, *_ = compare(states, values["head"], batch.teacher, counted, self._losses, torch.float32)
+                means, rows = found.means()
+                seen, counts = seen + means * rows, counts + rows
         finally:
             draft.compute = before
-        mean = sums / sums[-1].clamp(min=1)
-        return {"loss": mean[1].tolist(), "alpha": mean[2].tolist(), "agreed": mean[3].tolist()}
+        loss, alpha, agreed = (seen / counts.clamp(min=1)).tolist()
+        return {"loss": loss, "alpha": alpha, "agreed": agreed, "rows": counts.tolist()}

@@ -109,22 +109,22 @@ class Trainer:
         lengths = [self.lengths[n] for n in numbers]
         share = [s.decay**i / max(1, sum(max(0, n - i) for n in lengths)) for i in range(self.depths)]
         scale = torch.tensor(share, device=self.device)[:, None] / sum(s.decay**i for i in range(self.depths))
-        sums = 0
+        loss, seen, counts = 0.0, 0, 0
         for run in pieces(numbers, self.lengths, self.micro_rows):
             batch = self._batch([self.samples.text(self.samples.train[n]) for n in run])
             counted = batch.counted(self.depths)
             states = self.draft(batch, self.depths)
             states = torch.stack([states[i].roll(i, 0) for i in range(self.depths)])  # to the answer rows they guess
-            loss, measured = HeadLoss.apply(
+            part, measured = HeadLoss.apply(
                 states, self.draft.head, batch.teacher, counted, scale * counted, s.losses, self.dtype
             )
-            self.scaler.scale(loss).backward()
-            sums = sums + torch.stack(list(measured))
+            self.scaler.scale(part).backward()
+            means, rows = measured.means()
+            loss, seen, counts = loss + part.item(), seen + means * rows, counts + rows
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), s.clip or math.inf)
-        loss = sums[0].sum().item()
         if not math.isfinite(loss) or not (self.scaler.is_enabled() or math.isfinite(norm.item())):
             raise self._no_number("loss" if not math.isfinite(loss) else "gradient", place, numbers)
         self.scaler.step(self.optimizer)
@@ -134,7 +134,7 @@ class Trainer:
         self.visits += sum(lengths)
         keep = min(s.ema, self.step / (self.step + 9))
         torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.parameters.values()], 1 - keep)
-        alpha, agreed = (sums[2:4] / sums[4].clamp(min=1)).tolist()
+        _, alpha, agreed = (seen / counts.clamp(min=1)).tolist()
         self._recent = {"loss": loss, "rate": rate, "norm": norm.item(), "alpha": alpha, "agreed": agreed}
 
     def _no_number(self, what, place, numbers):
