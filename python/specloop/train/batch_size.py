@@ -30,8 +30,11 @@ def row_bytes(config, depths, checkpointing, context_rows=512):
     return (one + depths * 4 * 4 * d) if checkpointing else depths * (one + 4 * 4 * d)
 
 
-def choose(config, depths, checkpointing, wanted, free):
-    """Answer rows at once: ``wanted`` if they fit, else as many as do, the same number in each of the parts."""
-    most = max(LEAST, int(SHARE * free / row_bytes(config, depths, checkpointing)))
+def choose(config, depths, checkpointing, wanted, free, workers=1):
+    """Answer rows at once, for each of ``workers``: ``wanted`` in all if they fit, else as many as do. Parts are equal,
+    and a multiple of the workers, so that all have as much to do.
+    """
+    most = max(LEAST, int(SHARE * free / workers / row_bytes(config, depths, checkpointing)))
     parts = -(-wanted // most)
-    return -(-wanted // parts)
+    parts = -(-parts // workers) * workers
+    return max(1, -(-wanted // parts))

@@ -12,6 +12,7 @@ import json
 import math
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
@@ -57,6 +58,8 @@ class Trainer:
         self.held = Held(samples, self.column_of, teacher_head.to(self.device), self.depths, settings.losses, held_rows)
         self.step, self.elapsed, self.visits, self.measured = 0, 0.0, 0, []
         self.micro_rows = settings.micro_rows
+        self.workers = torch.get_num_threads() if self.device.type == "cpu" else 1
+        self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self._saved = None  # the step of the last state on the disk
         self._recent = None
 
@@ -79,7 +82,9 @@ class Trainer:
                 self.ema[name].copy_(parameter.detach())
         if self.micro_rows is None:
             free, s = batch_size.free_bytes(self.device), self.settings
-            self.micro_rows = batch_size.choose(self.draft.config, self.depths, s.checkpointing, s.rows, free)
+            self.micro_rows = batch_size.choose(
+                self.draft.config, self.depths, s.checkpointing, s.rows, free, self.workers
+            )
         began, before, saved = time.monotonic(), self.elapsed, time.monotonic()
         while self.fraction < 1 and not self.stop():
             self._train_step()
@@ -110,17 +115,14 @@ class Trainer:
         share = [s.decay**i / max(1, sum(max(0, n - i) for n in lengths)) for i in range(self.depths)]
         scale = torch.tensor(share, device=self.device)[:, None] / sum(s.decay**i for i in range(self.depths))
         loss, seen, counts = 0.0, 0, 0
-        for run in pieces(numbers, self.lengths, self.micro_rows):
-            batch = self._batch([self.samples.text(self.samples.train[n]) for n in run])
-            counted = batch.counted(self.depths)
-            states = self.draft(batch, self.depths)
-            states = torch.stack([states[i].roll(i, 0) for i in range(self.depths)])  # to the answer rows they guess
-            part, measured = HeadLoss.apply(
-                states, self.draft.head, batch.teacher, counted, scale * counted, s.losses, self.dtype
-            )
-            self.scaler.scale(part).backward()
+        trained = [p for p in self.parameters.values() if p.requires_grad]
+        runs = list(pieces(numbers, self.lengths, self.micro_rows))
+        for part, slopes, measured in self._each(lambda run: self._gradients(run, scale, trained), runs):
             means, rows = measured.means()
-            loss, seen, counts = loss + part.item(), seen + means * rows, counts + rows
+            loss, seen, counts = loss + part, seen + means * rows, counts + rows
+            for parameter, slope in zip(trained, slopes, strict=True):
+                if slope is not None:
+                    parameter.grad = slope if parameter.grad is None else parameter.grad.add_(slope)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.unscale_(self.optimizer)
@@ -136,6 +138,31 @@ class Trainer:
         torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.parameters.values()], 1 - keep)
         _, alpha, agreed = (seen / counts.clamp(min=1)).tolist()
         self._recent = {"loss": loss, "rate": rate, "norm": norm.item(), "alpha": alpha, "agreed": agreed}
+
+    def _gradients(self, run, scale, trained):
+        """(loss, gradients of ``trained``, what was measured) of texts by number."""
+        batch = self._batch([self.samples.text(self.samples.train[n]) for n in run])
+        counted = batch.counted(self.depths)
+        states = self.draft(batch, self.depths)
+        states = torch.stack([states[i].roll(i, 0) for i in range(self.depths)])  # to the answer rows they guess
+        losses = self.settings.losses
+        part, measured = HeadLoss.apply(
+            states, self.draft.head, batch.teacher, counted, scale * counted, losses, self.dtype
+        )
+        return part.item(), torch.autograd.grad(self.scaler.scale(part), trained, allow_unused=True), measured
+
+    def _each(self, function, runs):
+        """The function's results in order. On a processor every core takes runs of its own: threads that share the work
+        of each small operation would spend their time on waiting for each other.
+        """
+        if self.workers < 2 or len(runs) < 2:
+            yield from map(function, runs)
+            return
+        torch.set_num_threads(1)
+        try:
+            yield from self._pool.map(function, runs)
+        finally:
+            torch.set_num_threads(self.workers)
 
     def _no_number(self, what, place, numbers):
         first = self.samples.train[numbers[0]]
