@@ -13,7 +13,7 @@ from loop_laws import rows
 from scripted import Scripted, ToyTokenizer, law
 from specloop import cells, cli, evaluate
 from specloop.drafts.lookup import LookupDraft
-from specloop.errors import ModelError, OptionError
+from specloop.errors import ModelError, OptionError, OutOfMemory
 from specloop.pair import Pair
 from versions import parts
 
@@ -204,6 +204,16 @@ def test_a_draft_that_cant_be_loaded_is_told_of_at_once(model_draft, monkeypatch
     with pytest.raises(ModelError, match="draft: no model"):
         evaluate.run(pair, PROMPTS, evaluate.check_plan(drafts=["lookup", name], pairs=1))
     assert calls == []
+
+
+def test_a_draft_that_is_given_up_is_no_figure(model_draft, monkeypatch):
+    pair, name = model_draft
+    calls = watch(pair, monkeypatch)
+    monkeypatch.setattr(evaluate, "cell", lambda *args, **more: pair._draft_is_gone() or cells.cell(*args, **more))
+    plan = evaluate.check_plan(drafts=[name], ks=[2], temperatures=[0], repetition_penalties=[1], pairs=1)
+    with pytest.raises(OutOfMemory, match="was given up for want of memory"):
+        evaluate.run(pair, PROMPTS[:1], plan)
+    assert calls
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 
 import specloop
 from specdec_kernels import native
+from specloop.evaluate import check_plan, differing, evaluation_prompts, run
 from specloop.formats.gguf import GGUF
 from specloop.formats.locate import find_model
 from specloop.measure import load_prompts
@@ -94,3 +95,14 @@ def test_speculation_changes_no_token_anywhere(pair):
     prompts = [p["prompt"] for p in load_prompts()]
     assert len(prompts) == 20
     assert compare(pair, prompts, 128, (*range(1, 9), "auto")) > 0
+
+
+@pytest.mark.slow
+def test_evaluation_finds_the_same_ids():
+    """On prompts of each category, greedy, with and without a penalty."""
+    prompts = [prompt for prompt in evaluation_prompts(quick=True) if len(prompt["turns"]) == 1]
+    plan = check_plan(drafts=["lookup"], temperatures=[0], pairs=1, max_new_tokens=64)
+    with specloop.load("smollm2", "lookup") as pair:
+        report = run(pair, prompts, plan)
+    assert len(report["cells"]) == 2 * 2 * 7 and not differing(report)
+    assert max(c["tokens_per_pass"] for c in report["cells"] if c["category"] == "repeat") > 2

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from .cells import Answers, Trio, cell
 from .checks import integer
-from .errors import OptionError
+from .errors import OptionError, OutOfMemory
 from .measure import load_prompts, take_turns
 from .options import check_draft_model, check_k, check_request
 from .session import backend_name
@@ -83,7 +83,7 @@ def evaluation_prompts(categories=(), *, quick=False) -> list[dict]:
 def run(pair, prompts, plan: Plan, *, progress=None) -> dict:
     """Measures; the report is what ``--json`` prints. The pair's draft is exchanged for each of the plan's."""
     for draft in plan.drafts if len(plan.drafts) > 1 else ():
-        pair.swap(draft=draft)  # one that can't be loaded is told of before the others take minutes
+        _use(pair, draft)  # one that can't be loaded is told of before the others take minutes
     settings = [
         {"temperature": temperature, "repetition_penalty": penalty}
         for temperature in plan.temperatures
@@ -96,10 +96,12 @@ def run(pair, prompts, plan: Plan, *, progress=None) -> dict:
     step = lambda: progress and progress("measuring", next(done) / steps)
     drafts, cells = [], []
     for draft in plan.drafts:
-        pair.swap(draft=draft)
-        drafts.append({"draft": draft, "loaded": pair.draft, "ms_per_row": pair.draft_cost * 1e3 or None})
+        loaded = _use(pair, draft)
+        drafts.append({"draft": draft, "loaded": loaded, "ms_per_row": pair.draft_cost * 1e3 or None})
         for options in settings:
             cells += [{"draft": draft} | found for found in _measure(pair, groups, plan, options, step)]
+        if pair.draft != loaded:
+            raise OutOfMemory(f"draft: {draft} was given up for want of memory while it was measured")
     if progress:
         progress(None, 1.0)
     return {
@@ -111,6 +113,13 @@ def run(pair, prompts, plan: Plan, *, progress=None) -> dict:
         "drafts": drafts,
         "cells": cells,
     }
+
+
+def _use(pair, draft) -> str:
+    """Makes it the pair's draft: what it is then called. The one before it goes first: there may be no room for two."""
+    pair.swap(draft="none")
+    pair.swap(draft=draft)
+    return pair.draft
 
 
 def _measure(pair, groups, plan, options, step) -> list[dict]:
