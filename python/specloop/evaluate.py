@@ -64,7 +64,7 @@ def check_plan(
         of(seed=seed)
         of(seed=seed + pairs - 1)
     return Plan(
-        drafts=once(check_draft_model(draft) if draft != "auto" else draft for draft in drafts),
+        drafts=once(map(check_draft_model, drafts)),
         ks=once(map(check_k, ks)),
         temperatures=once(of(temperature=temperature).temperature for temperature in temperatures),
         repetition_penalties=once(of(repetition_penalty=p).repetition_penalty for p in repetition_penalties),
