@@ -14,7 +14,11 @@ from scripted import Scripted, ToyTokenizer, law
 from specloop import cells, cli, evaluate
 from specloop.drafts.lookup import LookupDraft
 from specloop.errors import ModelError, OptionError, OutOfMemory
+from specloop.evaluation_table import table
 from specloop.pair import Pair
+from test_feature_draft import pair_with
+from tiny_drafts import write
+from tiny_llama import build
 from versions import parts
 
 PROMPTS = [
@@ -125,6 +129,24 @@ def test_every_figure_is_that_of_the_statistics(model_draft, monkeypatch):
     assert report["drafts"][0]["ms_per_row"] > 0 and report["drafts"][1]["ms_per_row"] is None
 
 
+def test_a_draft_that_reads_hidden_states(tmp_path, monkeypatch):
+    monkeypatch.setattr(LookupDraft, "outlook", lambda self: (0, 0))
+    head = str(tmp_path / "head.safetensors")
+    write(head, build(seed=1))
+    plan = evaluate.check_plan(drafts=[head, "none"], ks=[2], repetition_penalties=[1], pairs=1, max_new_tokens=12)
+    with pair_with("lookup") as pair:
+        report = evaluate.run(pair, PROMPTS, plan)
+        share = report["drafts"][0]["share_of_target"]
+        assert 0 < share == report["drafts"][0]["bytes"] / pair.model.weights_nbytes < 1
+    assert [(d["loaded"], d["path"]) for d in report["drafts"]] == [(head, head), ("none", None)]
+    for c in report["cells"]:
+        assert set(c["speculation"]["by_source"]) == ({"feature"} if c["draft"] == head else set())
+        assert c["same_tokens"] in ((True,) if c["temperature"] == 0 else (None,))
+        assert len(c["per_position"]) == 0 if c["draft"] == "none" else c["draft_ms"] > 0
+    (line,) = (line for line in table(report).splitlines() if line.startswith("draft /"))
+    assert line.startswith(f"draft {head}: {head}, ") and line.endswith(f"{100 * share:.1f} % of the target's weights")
+
+
 def test_a_second_turn_is_told_of_the_first_answer(model_draft, monkeypatch):
     pair, _ = model_draft
     calls = watch(pair, monkeypatch)
@@ -183,7 +205,7 @@ def test_what_is_not_known_is_null(model_draft, more, tmp_path):
         assert counts["mean_draft_length"] == 0.0 and counts["rounds_without_draft"] == counts["rounds"]
     assert (cell["draft_ms"] is None) == ("drafts" in more or "ks" in more or not plan.max_new_tokens)
     assert cell["k"] == (0 if {"drafts", "ks"} & set(more) else "auto")
-    row = evaluate.table(report).splitlines()[-1].split()
+    row = table(report).splitlines()[-1].split()
     assert row[:6] == [cell["draft"], str(cell["k"]), "0", "1", "first", "1"] and row[-1] == "yes" and "-" in row
     if not plan.max_new_tokens:  # nothing to show at all
         pytest.importorskip("matplotlib", reason="drawing needs matplotlib")

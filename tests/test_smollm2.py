@@ -11,7 +11,8 @@ import torch
 
 import specloop
 from specdec_kernels import native
-from specloop.evaluate import check_plan, differing, evaluation_prompts, run
+from specloop.evaluate import check_plan, evaluation_prompts, run
+from specloop.evaluation_table import differing
 from specloop.formats.gguf import GGUF
 from specloop.formats.locate import find_model
 from specloop.measure import load_prompts

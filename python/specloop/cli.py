@@ -173,6 +173,7 @@ def evaluate(
     """
     from . import evaluate as measure
     from . import plot as chart
+    from .evaluation_table import differing, table
 
     if plot is not None:
         chart.check_plot(plot)
@@ -189,12 +190,11 @@ def evaluate(
     loading = {"dtype": dtype, "kv": kv, "context": context, "threads": threads, "device": device}
     pair = _load(model, "lookup", memory_budget=flags.bytes_of(memory_budget), **loading)
     report = measure.run(pair, chosen, plan, progress=_progress)
-    print(json.dumps(report, allow_nan=False) if as_json else measure.table(report))
+    print(json.dumps(report, allow_nan=False) if as_json else table(report))
     if plot is not None:
         chart.plot_evaluation(report, plot)
-    differing = measure.differing(report)
-    if differing:
-        print(f"specloop: greedy ids differ from plain decoding: {'; '.join(differing)}", file=sys.stderr)
+    if places := differing(report):
+        print(f"specloop: greedy ids differ from plain decoding: {'; '.join(places)}", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -17,12 +17,10 @@ from .errors import OptionError, OutOfMemory
 from .measure import load_prompts, take_turns
 from .options import check_draft_model, check_k, check_request
 from .session import backend_name
-from .tables import number, render, span
 
 FORM = 1  # of the report
 PAIRS, QUICK_PAIRS = 15, 3
 WARM_UP = 32  # tokens
-SHOWN = 4  # positions in the table
 
 
 @dataclass(frozen=True)
@@ -96,11 +94,10 @@ def run(pair, prompts, plan: Plan, *, progress=None) -> dict:
     step = lambda: progress and progress("measuring", next(done) / steps)
     drafts, cells = [], []
     for draft in plan.drafts:
-        loaded = _use(pair, draft)
-        drafts.append({"draft": draft, "loaded": loaded, "ms_per_row": pair.draft_cost * 1e3 or None})
+        drafts.append(_use(pair, draft))
         for options in settings:
             cells += [{"draft": draft} | found for found in _measure(pair, groups, plan, options, step)]
-        if pair.draft != loaded:
+        if pair.draft != drafts[-1]["loaded"]:
             raise OutOfMemory(f"draft: {draft} was given up for want of memory while it was measured")
     if progress:
         progress(None, 1.0)
@@ -115,11 +112,19 @@ def run(pair, prompts, plan: Plan, *, progress=None) -> dict:
     }
 
 
-def _use(pair, draft) -> str:
-    """Makes it the pair's draft: what it is then called. The one before it goes first: there may be no room for two."""
+def _use(pair, draft) -> dict:
+    """Makes it the pair's draft: what came of it. The one before it goes first: there may be no room for two."""
     pair.swap(draft="none")
     pair.swap(draft=draft)
-    return pair.draft
+    size, whole = pair.draft_nbytes, getattr(pair.model, "weights_nbytes", None)
+    return {
+        "draft": draft,
+        "loaded": pair.draft,
+        "path": pair.draft_name,
+        "bytes": size,
+        "share_of_target": size / whole if size and whole else None,
+        "ms_per_row": pair.draft_cost * 1e3 or None,
+    }
 
 
 def _measure(pair, groups, plan, options, step) -> list[dict]:
@@ -163,54 +168,3 @@ def converse(pair, turns, **options) -> list:
         results.append(pair.generate(prompt, **options))
         messages.append({"role": "assistant", "content": results[-1].text})
     return results
-
-
-def differing(report) -> list[str]:
-    """Where ids at T = 0 were not plain decoding's: nowhere, or something is broken."""
-    return [_where(c) for c in report["cells"] if c["same_tokens"] is False and c["category"] != "all"]
-
-
-def _where(c):
-    return f"{c['draft']}, K {c['k']}, penalty {c['repetition_penalty']:g}, {c['category']}"
-
-
-HEAD = (
-    "draft", "K", "T", "penalty", "category", "pairs", "speed-up", "interval", "plain/plain", "tok/pass", "drafts",
-    "accepted", "by position", "draft ms", "verify ms", "plain ms", "same ids",
-)  # fmt: skip
-
-
-def table(report) -> str:
-    """The report for people."""
-    settings, groups = report["settings"], {}
-    title = [settings.get("model"), settings.get("dtype"), report["backend"]]
-    title = f"{', '.join(str(part) for part in title if part)}; answers of up to {settings['max_new_tokens']} tokens; "
-    title += "milliseconds per round, of plain decoding per token"
-    for c in report["cells"]:
-        groups.setdefault((c["draft"], c["k"], c["temperature"], c["repetition_penalty"]), []).append(_row(c))
-    lines = [title, render(HEAD, groups.values(), left=("draft", "category", "by position"))]
-    faults = sum(c["speculation"]["fault_count"] for c in report["cells"] if c["category"] != "all")
-    return "\n".join(lines + [f"{faults} faults of drafts; their rounds went on without"] * bool(faults))
-
-
-def _row(c):
-    positions, drafts = c["per_position"], c["speculation"]["mean_draft_length"]
-    return (
-        c["draft"],
-        str(c["k"]),
-        f"{c['temperature']:g}",
-        f"{c['repetition_penalty']:g}",
-        c["category"],
-        str(c["pairs"]),
-        number(c["speedup"]),
-        span(c["speedup_interval"]),
-        f"{number(c['noise'])} ({span(c['noise_interval'])})",
-        number(c["tokens_per_pass"]),
-        number(drafts),
-        number(c["acceptance_rate"]),
-        " ".join(map(number, positions[:SHOWN])) + (" .." if len(positions) > SHOWN else "") or "-",
-        number(c["draft_ms"]),
-        number(c["verify_ms"]),
-        number(c["plain_ms_per_token"]),
-        {True: "yes", False: "NO", None: "-"}[c["same_tokens"]],
-    )
