@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import zlib
 
 import torch
+
+from specdec_kernels.stream.buffers import view_of
 
 from ..errors import FormatError
 from ..formats.safetensors import described, read, write
@@ -21,7 +24,8 @@ def save(path, draft, ema, optimizer, state):
         for key, value in optimizer.state.get(parameter, {}).items():  # none before its first gradient
             tensors[f"{key}.{name}"] = torch.as_tensor(value)
     tensors["draft_ids"] = draft.draft_ids
-    write(path, tensors, {KEY: json.dumps({"form": FORM} | state)})
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write(path, tensors, {KEY: json.dumps({"form": FORM, "crc32": checksum(tensors)} | state)})
 
 
 def load(path):
@@ -30,7 +34,17 @@ def load(path):
     state = described(path, metadata, KEY)
     if state.get("form") != FORM:
         raise FormatError(f"{path}: expected a training's state of form {FORM}, got {state.get('form')!r}")
+    if state.get("crc32") != checksum(tensors):
+        raise FormatError(f"{path}: the file is damaged: its bytes don't have the sum that it names")
     return tensors, state
+
+
+def checksum(tensors):
+    """CRC-32 of all their bytes, by name."""
+    total = 0
+    for name in sorted(tensors):
+        total = zlib.crc32(view_of(tensors[name]), total)
+    return total
 
 
 @torch.no_grad()

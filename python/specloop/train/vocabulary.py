@@ -29,11 +29,8 @@ def choose(counts, tokenizer, size=SIZE) -> Vocabulary:
 
 def needed(tokenizer, vocab) -> set[int]:
     """Ids without which a draft could not end a text, write a number or a line."""
-    if tokenizer is None:
-        return set()
-    ids = {id for id in (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) if id is not None} | set(
-        tokenizer.eos_ids
-    )
+    named = (getattr(tokenizer, name, None) for name in ("bos_id", "eos_id", "pad_id"))
+    ids = {id for id in named if id is not None} | set(tokenizer.eos_ids)
     for id in range(min(vocab, tokenizer.vocab_size)):
         text = tokenizer.token_bytes(id)
         control = bool(text) and not tokenizer.token_bytes(id, special=False)
