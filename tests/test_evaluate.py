@@ -89,7 +89,7 @@ def test_every_figure_is_that_of_the_statistics(model_draft, monkeypatch):
     pair, name = model_draft
     calls = watch(pair, monkeypatch)
     given = {"drafts": [name, "lookup"], "ks": [2, "auto"], "temperatures": [0, 1], "repetition_penalties": [1, 1.3]}
-    plan = evaluate.check_plan(**given, pairs=3, max_new_tokens=12, seed=5)
+    plan = evaluate.check_plan(**given, pairs=2, max_new_tokens=12, seed=5)
     report = evaluate.run(pair, PROMPTS, plan)
     found = {(c["draft"], c["k"], c["temperature"], c["repetition_penalty"], c["category"]): c for c in report["cells"]}
     assert len(found) == len(report["cells"]) == 2 * 2 * 2 * 2 * 3
@@ -98,7 +98,7 @@ def test_every_figure_is_that_of_the_statistics(model_draft, monkeypatch):
         for temperature in (0, 1):
             for penalty in (1, 1.3):
                 trios = {(k, c): [] for k in (2, "auto") for c in ("first", "second", "all")}
-                for category, lengths in (("first", [1, 2, 1]), ("second", [1, 1, 1])):
+                for category, lengths in (("first", [1, 2]), ("second", [1, 1])):
                     for i, turns in enumerate(lengths):
                         said = {}
                         for side in (["plain", 2, "auto", "again"] * 2)[i : i + 4]:
