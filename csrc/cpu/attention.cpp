@@ -142,9 +142,10 @@ void run(const Attend& c, const Shape& shape, const std::vector<Queries>& parts,
     size_t p = 0;
     for (int64_t unit = begin; unit < end; ++unit) {
       while (p + 1 < parts.size() && parts[p + 1].unit <= unit) ++p;
-      const int64_t number = unit - parts[p].unit;  // all heads of a block come one after another: they share pages
-      kernels.block(c, shape, parts[p], number % kv_heads, number / kv_heads,
-                    partials + parts[p].partials + number * parts[p].count * shape.partial, own);
+      const int64_t number = unit - parts[p].unit;  // the blocks of a head come one after another
+      const int64_t kv = number / parts[p].blocks, block = number % parts[p].blocks;
+      kernels.block(c, shape, parts[p], kv, block,
+                    partials + parts[p].partials + (block * kv_heads + kv) * parts[p].count * shape.partial, own);
     }
   });
   int64_t queries = 0;

@@ -50,6 +50,19 @@ template void Int8Rows::put<float>(int64_t, const float*) const;
 template void Int8Rows::put<F16>(int64_t, const F16*) const;
 template void Int8Rows::put<BF16>(int64_t, const BF16*) const;
 
+template <class T>
+void Int8Rows::put_group(int64_t r, int64_t g, const T* x) const {
+  const GroupCodes<T> codes_of(shape.rotated, 1.0f / static_cast<float>(shape.group));
+  alignas(64) float rotated[kSmallGroup];
+  alignas(64) int8_t codes[kSmallGroup];
+  const int64_t at = r * shape.groups() + g;
+  codes_of(x, shape.group, rotated, codes, own_scale_ + at);
+  offset[at] = kernel.prepare(codes, shape.group, words + r * stride + g * words_per_group);
+}
+template void Int8Rows::put_group<float>(int64_t, int64_t, const float*) const;
+template void Int8Rows::put_group<F16>(int64_t, int64_t, const F16*) const;
+template void Int8Rows::put_group<BF16>(int64_t, int64_t, const BF16*) const;
+
 void Int8Rows::put_codes(int64_t r, const int8_t* q) const {
   int32_t* sum = offset + r * shape.groups();
   char* to = words + r * stride;

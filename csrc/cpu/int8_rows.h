@@ -21,6 +21,10 @@ class Int8Rows {
   // Row r from floats: rotated if the matrix is, then quantised with the matrix's groups.
   template <class T>
   void put(int64_t r, const T* x) const;
+  // Group g of row r, for groups of at most kSmallGroup; any thread may put any group.
+  static constexpr int64_t kSmallGroup = 256;
+  template <class T>
+  void put_group(int64_t r, int64_t g, const T* x) const;
   // Row r from codes. Their scales are not copied: `scales_at` says where they are for all rows.
   void put_codes(int64_t r, const int8_t* q) const;
   void scales_at(const float* data, int64_t stride, int64_t groups);

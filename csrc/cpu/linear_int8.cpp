@@ -64,10 +64,11 @@ void store_row(const float* y, const Bias& bias, int64_t first, int64_t count, T
   }
 }
 
-void store(const float* y, const Bias& bias, const OutRows& out, int64_t rows, int64_t row0, int64_t first,
-           int64_t count) {
+// Outputs first .. first + count of all rows, to column `to` of out.
+void store(const float* y, const Bias& bias, const OutRows& out, int64_t rows, int64_t first, int64_t count,
+           int64_t to) {
   for (int64_t r = 0; r < rows; ++r, y += kPanelRows) {
-    const int64_t at = (row0 + r) * out.stride + first;
+    const int64_t at = r * out.stride + to;
     switch (out.type) {
       case Dtype::kF32:
         if (bias.data == nullptr && count == kPanelRows)
@@ -83,18 +84,27 @@ void store(const float* y, const Bias& bias, const OutRows& out, int64_t rows, i
 
 }  // namespace
 
+void multiply_outputs(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Bias& bias, int64_t begin,
+                      int64_t end, const OutRows& out) {
+  const IeeeMode ieee;
+  const Int8Shape& shape = w.shape;
+  alignas(64) float y[Int8Rows::kMost * kPanelRows];
+  for (int64_t first = begin; first < end; first += kPanelRows) {
+    const int64_t count = end - first < kPanelRows ? end - first : kPanelRows;
+    multiply_panel(x, rows, w.codes + first / kPanelRows * shape.panel_bytes(), w.scale + first * shape.groups(), y);
+    store(y, bias, out, rows, first, count, first - begin);
+  }
+}
+
 void multiply(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Bias& bias, const OutRows& out,
               int64_t row0, int threads) {
   const Int8Shape& shape = w.shape;
   const int64_t panels = shape.panels(), work = panels * shape.panel_bytes() * (rows > 4 ? rows / 4 : 1);
+  const int64_t size = out.type == Dtype::kF32 ? 4 : 2;
   parallel_for(threads, panels, even_grain(panels, work, threads), [&](int64_t begin, int64_t end) {
-    const IeeeMode ieee;
-    alignas(64) float y[Int8Rows::kMost * kPanelRows];
-    for (int64_t p = begin; p < end; ++p) {
-      const int64_t first = p * kPanelRows, count = shape.n - first < kPanelRows ? shape.n - first : kPanelRows;
-      multiply_panel(x, rows, w.codes + p * shape.panel_bytes(), w.scale + first * shape.groups(), y);
-      store(y, bias, out, rows, row0, first, count);
-    }
+    const int64_t first = begin * kPanelRows, last = end * kPanelRows < shape.n ? end * kPanelRows : shape.n;
+    char* const data = static_cast<char*>(out.data) + (row0 * out.stride + first) * size;
+    multiply_outputs(x, rows, w, bias, first, last, {data, out.type, out.stride});
   });
 }
 

@@ -22,4 +22,9 @@ void linear_int8(const RowBlock& x, const Int8Matrix& w, const Bias& bias, const
 void multiply(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Bias& bias, const OutRows& out,
               int64_t row0, int threads);
 
+// The same for outputs begin .. end alone, on the calling thread; begin is a multiple of 16, and where it goes is where
+// out begins.
+void multiply_outputs(const Int8Rows& x, int64_t rows, const Int8Matrix& w, const Bias& bias, int64_t begin,
+                      int64_t end, const OutRows& out);
+
 }  // namespace sk

@@ -53,7 +53,7 @@ const char* rope_write_kv(const RopeWrite& c, int threads) {
   const int64_t row = c.cache.dim > c.cache.value_dim ? c.cache.dim : c.cache.value_dim;
   const int64_t q_heads = c.q == nullptr ? 0 : c.q_heads;
   const int64_t heads = q_heads + c.cache.heads, values = heads * c.tokens * row;  // some 0.6 ns each
-  parallel_for(threads, heads, values < 4096 ? heads : (heads + 3) / 4, [&](int64_t begin, int64_t end) {
+  parallel_for(threads, heads, values < 8192 ? heads : (heads + 3) / 4, [&](int64_t begin, int64_t end) {
     thread_local Scratch scratch;
     const IeeeMode ieee;
     float* const rows = reinterpret_cast<float*>(scratch.get(static_cast<size_t>(2 * row + 1) * sizeof(float)));

@@ -35,32 +35,56 @@ inline void relax() {
 #endif
 }
 
-// A job and how far it has got. An exception must not leave the thread it was thrown on (past an OpenMP team it would
-// end the process): the first one is kept for the caller, and the pieces that nobody has begun are dropped.
+// A job and how far it has got. Each thread has a lane of the pieces, the same in every job of the same size: so what a
+// thread wrote it finds in its own caches when the next job reads it, and what it reads from memory is one stretch. Who
+// is done with his own lane helps in the others. An exception must not leave the thread it was thrown on (past an
+// OpenMP team it would end the process): the first one is kept for the caller, and the pieces that nobody has begun are
+// dropped.
 struct Job {
-  Job(void (*run_)(void*, int64_t, int64_t), void* context_, int64_t n_, int64_t piece_, int helpers_)
-      : run(run_), context(context_), n(n_), piece(piece_), helpers(helpers_) {}
-
-  void drain() noexcept {
-    for (;;) {
-      const int64_t begin = next.fetch_add(piece, std::memory_order_relaxed);
-      if (begin >= n) return;
-      try {
-        run(context, begin, begin + piece < n ? begin + piece : n);
-      } catch (...) {
-        next.store(n, std::memory_order_relaxed);
-        if (!failed.test_and_set()) error = std::current_exception();
-      }
+  Job(void (*run_)(void*, int64_t, int64_t), void* context_, int64_t n_, int64_t piece_, int threads)
+      : run(run_), context(context_), n(n_), piece(piece_), helpers(threads - 1) {
+    count = threads < kLanes ? threads : kLanes;
+    const int64_t pieces = (n + piece - 1) / piece;
+    for (int i = 0; i < count; ++i) {
+      lanes[i].next.store(pieces * i / count * piece, std::memory_order_relaxed);
+      lanes[i].end = i + 1 < count ? pieces * (i + 1) / count * piece : n;
     }
+  }
+
+  // `index`: 0 for the caller, from 1 on for helpers.
+  void drain(int index) noexcept {
+    for (int i = 0; i < count; ++i) drain_lane(lanes[(index + i) % count]);
   }
 
   void (*run)(void*, int64_t, int64_t);
   void* context;
   int64_t n, piece;
   int helpers;  // besides the caller, at most
-  alignas(64) std::atomic<int64_t> next{0};
   std::atomic_flag failed = ATOMIC_FLAG_INIT;
   std::exception_ptr error;  // read by the caller once all have left
+
+ private:
+  static constexpr int kLanes = 16;
+  struct alignas(64) Lane {
+    std::atomic<int64_t> next;
+    int64_t end;
+  };
+
+  void drain_lane(Lane& lane) noexcept {
+    for (;;) {
+      const int64_t begin = lane.next.fetch_add(piece, std::memory_order_relaxed);
+      if (begin >= lane.end) return;
+      try {
+        run(context, begin, begin + piece < lane.end ? begin + piece : lane.end);
+      } catch (...) {
+        for (int i = 0; i < count; ++i) lanes[i].next.store(n, std::memory_order_relaxed);
+        if (!failed.test_and_set()) error = std::current_exception();
+      }
+    }
+  }
+
+  int count;
+  Lane lanes[kLanes];
 };
 
 // One job at a time, for whoever comes. `state_` holds (job number << 32 | closed bit | workers inside): a worker joins
@@ -93,7 +117,7 @@ class Desk {
     uint64_t state = state_.load(std::memory_order_acquire);
     while ((state >> 32) == number && !(state & kClosed)) {
       if (!state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) continue;
-      if (index < job_->helpers) job_->drain();
+      if (index < job_->helpers) job_->drain(index + 1);
       state_.fetch_sub(1, std::memory_order_acq_rel);
       return;
     }
@@ -117,7 +141,7 @@ class Pool {
       std::lock_guard<std::mutex> lock(mutex_);
       wake_.notify_all();
     }
-    job.drain();
+    job.drain(0);
     desk_.close();
     busy_.clear(std::memory_order_release);
     return true;
@@ -290,17 +314,19 @@ void parallel_for_raw(int threads, int64_t n, int64_t grain, void (*job)(void*, 
   const int64_t parts = grains < kPieces * threads ? grains : kPieces * threads;
   const int64_t piece = grains / parts * grain;
   if (threads > 1) {
-    Job whole(job, context, n, piece, threads - 1);
+    Job whole(job, context, n, piece, threads);
     bool done = true;
     if (Desk* const desk = together_now) {
       together_now = nullptr;  // a piece that hands out work itself finds nobody free
       desk->open(whole);
-      whole.drain();
+      whole.drain(0);
       desk->close();
       together_now = desk;
     } else {
-      const auto drain = [&] { whole.drain(); };
-      done = run_team(threads, drain, drain) || pool().run(whole);
+      std::atomic<int> helpers{0};
+      const auto lead = [&] { whole.drain(0); };
+      const auto help = [&] { whole.drain(helpers.fetch_add(1, std::memory_order_relaxed) + 1); };
+      done = run_team(threads, lead, help) || pool().run(whole);
     }
     if (done) {
       if (whole.error) std::rethrow_exception(whole.error);

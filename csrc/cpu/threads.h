@@ -17,8 +17,9 @@
 namespace sk {
 
 // Runs job(context, begin, end) over pieces of [0, n), each a multiple of `grain` long except the last. Pieces are
-// handed out in order to `threads` threads, the caller among them. Returns when all are done. If pieces throw, what the
-// first one threw is thrown to the caller, and the outputs are as far as they got.
+// dealt out to `threads` threads, the caller among them: to each a stretch of its own, and then what others have left.
+// Returns when all are done. If pieces throw, what the first one threw is thrown to the caller, and the outputs are as
+// far as they got.
 void parallel_for_raw(int threads, int64_t n, int64_t grain, void (*job)(void*, int64_t, int64_t), void* context);
 
 template <class F>
