@@ -59,19 +59,22 @@ def test_a_request_does_not_depend_on_the_batch(cpu, cache_dtype):
 
 
 @each_cache
-def test_threads_and_instruction_sets_do_not_change_bits(cache_dtype):
+@pytest.mark.parametrize("dims", [(80, 46), (64, 64), (128, 16)], ids=str)
+@pytest.mark.parametrize("tokens", [9, 100, LONG])  # the fewer, the fewer queries share a reading
+def test_threads_and_instruction_sets_do_not_change_bits(cache_dtype, dims, tokens):
     results, before = [], native.cpu.isa()
-    case = Filled(cache_dtype, tokens=LONG, dim=80, values=46, x=torch.bfloat16)
+    case = Filled(cache_dtype, tokens=tokens, dim=dims[0], values=dims[1], x=torch.bfloat16)
     try:
         for name in ISAS:
             native.cpu.set_isa(name)
-            for threads in (1, 2):
+            for threads in (1, 2, 5):
                 with torch_threads(threads):
                     results.append([case.attend(1), case.attend(9)])
     finally:
         native.cpu.set_isa(before)
     for one, nine in results:
         assert torch.equal(one, results[0][0]) and torch.equal(nine, results[0][1])
+    assert torch.equal(results[0][0][0, 0], results[0][1][0, -1])
 
 
 def test_a_mask_that_is_causal_changes_no_bit(backend):

@@ -89,6 +89,22 @@ def test_gated_mlp_is_its_four_steps(backend, dtype):
                     same(as_tuple(sk.gated_mlp(x, norm_weight, EPS, gate_up, down, **options)), (want, *h))
 
 
+@pytest.mark.parametrize("backend", CPU)
+@pytest.mark.parametrize(("width", "groups"), [(320, (64, 64)), (512, (32, 256)), (512, (32, 512))], ids=str)
+def test_gated_mlp_in_groups_on_any_number_of_threads(backend, width, groups):
+    """Groups of the second product are made by one thread each, unless they are long."""
+    norm_weight = randn(64, seed=1)
+    gate_up = sk.pack_int8(randn(2 * width, 64, seed=3), group_size=groups[0], rotate=True)
+    down = sk.pack_int8(randn(48, width, seed=4), group_size=groups[1], rotate=True)
+    with running(backend):
+        for rows in (1, 3, 9, 70):
+            x = spaced(rows, 64)
+            want = product(sk.silu_mul(product(sk.rms_norm(x, norm_weight, EPS), gate_up)), down)
+            for threads in (1, 2, 5):
+                with torch_threads(threads):
+                    same((sk.gated_mlp(x, norm_weight, EPS, gate_up, down),), (want,))
+
+
 @each_backend
 def test_gated_mlp_with_gelu_and_mixed_weights(backend):
     x, norm_weight = randn(5, 48), randn(48, seed=1)

@@ -83,6 +83,13 @@ def test_an_exception_in_a_team_reaches_the_caller(pool):
         assert native.cpu.count_pieces(4, 100, -1) == 100
 
 
+def test_every_piece_is_done_once(pool):
+    """However many there are for however many threads; there are stretches for 16."""
+    for threads in (1, 2, 3, 7, 16, 17, 40):
+        for pieces in (1, 2, 3, 15, 16, 17, 41, 300):
+            assert native.cpu.count_pieces(threads, pieces, -1) == pieces
+
+
 def test_a_team_that_stays_together(pool):
     counts = []
 
