@@ -1,17 +1,20 @@
 """A feature head as a pair's draft: the same text as without, whatever it guesses and whatever happens meanwhile."""
 
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from specloop.costs import CostCurve
 from specloop.draft_loader import load_draft
 from specloop.drafts.lookup import LookupDraft
 from specloop.errors import FormatError, OptionError
 from specloop.formats.draft_file import DraftFile
 from specloop.pair import Pair
+from specloop.session import make_controller, make_draft
 from specloop.stage import opener
 from specloop.versions import Version
 from tiny_drafts import CUT, draft_config, write
@@ -26,6 +29,7 @@ OPENED = {"dtype": "int8", "kv": "int8", "context": 256, "device": "cpu", "threa
 def no_lookup(monkeypatch):
     """A pair's draft is a lookup with the model behind it; here the model always has its turn."""
     monkeypatch.setattr(LookupDraft, "outlook", lambda self: (0, 0))
+    monkeypatch.setattr("specloop.drafts.model.SLOW_SECONDS", 60.0)  # other work on the machine is no fault
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +183,30 @@ def test_sampled_text_depends_on_the_seed_alone(path):
                 options = {"temperature": 1.0, "max_new_tokens": 30}
                 texts += [pair.generate(PROMPT, seed=s, **options).tokens for s in (1, 1, 2)]
         assert texts[0] == texts[1] == texts[3] == texts[4] != texts[2] == texts[5]
+
+
+def test_the_rounds_tell_what_a_guess_costs(path):
+    """A pass behind one of the target's takes longer than one behind its like; the controller is told."""
+    with pair_with(path, k="auto") as pair:
+        pair.ready()
+        pair._target.version.costs = CostCurve([0.01 + 0.0001 * n for n in range(16)])
+        pair._draft.version.costs = CostCurve([0.0005, 0.0006])
+        model, forward = pair._draft.version.model, pair._draft.version.model.forward
+
+        def slow(*args, **options):
+            time.sleep(0.004)
+            return forward(*args, **options)
+
+        model.forward = slow
+        before = pair.draft_cost
+        pair.generate(PROMPT, max_new_tokens=40, k=2, max_fallbacks=99)
+        assert pair.draft_cost > 3 * before
+        options, follows = pair._checked({})
+        auto = make_controller(pair, options, make_draft(pair, options, 64, follows, pair.seat(64)))
+        assert auto.draft_cost == pair.draft_cost / pair.costs[0]
+        options, follows = pair._checked({"temperature": 1.0, "seed": 1})
+        steady = make_controller(pair, options, make_draft(pair, options, 64, follows, pair.seat(64)))
+        assert steady.draft_cost == pair.nominal_costs[1] == model.weights_nbytes / pair.model.weights_nbytes
 
 
 def test_confidence_ends_chains(path):

@@ -272,6 +272,14 @@ def test_targets_that_stream_within_a_budget(pack, shipped, tmp_path, name, monk
         assert pair.model.memory_nbytes + pair._draft.version.model.memory_nbytes <= budget
         each = pair.model.cache_nbytes(64, features=True) + pair._draft.version.model.cache_nbytes(64)
         assert pair.place.room(64) <= pair.pressure._left(pair.model) // each
+        found = {}  # the head looks ids up in the target's file while the target streams for others
+        work = lambda i: found.update({i: pair.generate(PROMPT, max_new_tokens=12).tokens})
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [found[i] for i in range(3)] == [plain[:12]] * 3
         own = fingerprint(pair.model, pair.tokenizer)
     with specloop.load(pack, "none", context=128) as pair:
         assert fingerprint(pair.model, pair.tokenizer) == own

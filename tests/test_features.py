@@ -43,12 +43,12 @@ def same(cache, want):
     return torch.equal(cache.features[: cache.length], want)
 
 
-@pytest.mark.parametrize("dtype", ["int8", "f32", "bf16"])
+@pytest.mark.parametrize("dtype", ["int8", "f32"])
 def test_however_a_text_is_cut_into_passes(dtype):
     model, ids = showing(dtype, kv="int8"), IDS[:200]
     want = wanted(model, ids)
-    for cuts in ([200], [1, 199], [3, 130, 1, 1, 60, 5], [16] * 12 + [8], [129, 71]):
-        for last in (0, 1, 2, 1000):  # rows whose logits nobody wants have features, too
+    for cuts in ([200], [3, 130, 1, 1, 60, 5], [16] * 12 + [8]):
+        for last in (0, 1, 1000):  # rows whose logits nobody wants have features, too
             cache, at = model.new_cache(features=True), 0
             for n in cuts:
                 for _ in range(2):  # captured passes, too: what was refused leaves nothing behind
@@ -60,18 +60,25 @@ def test_however_a_text_is_cut_into_passes(dtype):
 
 
 @pytest.mark.parametrize("name", native.ISA_NAMES)
-def test_every_instruction_set_and_the_reference(name):
+def test_every_instruction_set(name):
     if not native.cpu.set_isa(name):
         pytest.skip(f"this machine can't run {name}")
     try:
-        for backend in ("cpu", "reference"):
-            with sk.use_backend(backend):
-                model = showing()
-                cache = model.new_cache(features=True)
-                model.forward(IDS[:9], cache, last=2)
-                assert same(cache, wanted(model, IDS[:9]))
+        whole_and_in_pieces(20)
     finally:
         native.cpu.set_isa(native.cpu.machine_isa())
+
+
+def test_without_compiled_kernels():
+    with sk.use_backend("reference"):
+        whole_and_in_pieces(5)
+
+
+def whole_and_in_pieces(count):
+    model = showing()
+    cache = model.new_cache(features=True)
+    model.forward(IDS[:count], cache, last=2)
+    assert same(cache, wanted(model, IDS[:count]))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "f32"])
@@ -94,7 +101,7 @@ def test_logits_are_what_they_are_without(dtype):
 def test_requests_that_share_a_pass():
     """Some with features, some without, with wanted rows here and there."""
     model, rng = showing(), random.Random(1)
-    for _ in range(12):
+    for _ in range(8):
         count = rng.choice((2, 3, 5))
         texts = [IDS[rng.randrange(50) :][: rng.choice((1, 5, 63, 64, 90))] for _ in range(count)]
         caches = [model.new_cache(features=rng.random() < 0.7) for _ in range(count)]
@@ -114,10 +121,10 @@ def test_requests_that_share_a_pass():
 def test_paths_of_trees():
     """Before a path is accepted the features are those of the text; then its nodes' come behind, others never."""
     model, rng = showing(), random.Random(2)
-    for start in (0, 5, 62, 63, 64):
-        for parents in ([-1], [-1, -1, 0], BUSHY, DEEP):
+    for start in (0, 5, 62, 64):
+        for parents in ([-1, -1, 0], BUSHY, DEEP):
             for path in rng.sample([[], *paths_to(parents)], 2):
-                text, chain = IDS[:start], IDS[start : start + rng.choice((1, 1, 3, 70))]
+                text, chain = IDS[:start], IDS[start : start + rng.choice((1, 1, 3, 20))]
                 nodes = [rng.randrange(HIDDEN.vocab) for _ in parents]
                 cache, other = (model.new_cache(features=True) for _ in range(2))
                 if text:

@@ -126,16 +126,17 @@ class Auto:
     """The K of one request.
 
     ``costs``: a :class:`~specloop.costs.CostCurve`, shared by all requests of a model, or seconds of a pass over 1, 2,
-    ... rows, which then stay as they are. ``draft_cost``: seconds per draft without strength. ``steady``: nominal costs
-    to decide by, in passes over one row, as ``draft_cost`` then is; None = by ``costs``. ``timeout``: see
-    :class:`TimeLimit`. ``tree``: nodes of the trees that drafts without strength are, as many however deep (K).
+    ... rows, which then stay as they are. ``draft_cost``: seconds per draft without strength, or a CostCurve whose
+    first entry that is and which the rounds keep fresh. ``steady``: nominal costs to decide by, in passes over one row,
+    as ``draft_cost`` then is; None = by ``costs``. ``timeout``: see :class:`TimeLimit`. ``tree``: nodes of the trees
+    that drafts without strength are, as many however deep (K).
     """
 
     def __init__(self, costs: Sequence[float], draft_cost=0.0, *, steady=None, timeout: float | None = None, tree=0):
         self.tree = tree
         self.live = CostCurve.given(costs)
         self.costs = self.live if steady is None else CostCurve.given(steady)
-        self.draft_cost = draft_cost / self.costs.measured[0]  # in passes over one row
+        self._draft_cost = draft_cost
         self.steady = steady is not None
         self.time = TimeLimit(timeout, self.live)
         self.counters = [Counter() for _ in range(2 * CELLS)]  # by strength; by position where there is none
@@ -144,6 +145,13 @@ class Auto:
         self.probing = False
         self.strength, self.streak = 0, 0
         self.last_best: float | None = None
+
+    @property
+    def draft_cost(self) -> float:
+        """Of a draft without strength, in passes over one row."""
+        if isinstance(self._draft_cost, CostCurve):  # both as they are now
+            return self._draft_cost[0] / self.costs[0]
+        return self._draft_cost / self.costs.measured[0]
 
     def choose(self, outlook: tuple[int, int]) -> int:
         """K for this round as if it were alone; 0 also where drafting is not expected to pay, with a probe now and

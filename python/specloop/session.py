@@ -236,13 +236,14 @@ def make_draft(pair, options, limit, follows, seat=None):
         off = pair.draft_failure
     else:
         form = {"ids": pair.draft_ids, "tree": options.tree or 0, "confidence": options.confidence}
+        form |= {"cost": pair.draft_cost, "costs": pair.draft_costs}
         own, sampling = pair.draft_seat(limit), sampling_of(options)
         options_of_it = (model.vocab_size, most, sampling)
         if pair.draft_reads_features and seat is not None:
             seat.keep_features()
-            of_model = FeatureDraft(own, seat, *options_of_it, cost=pair.draft_cost, **form)
+            of_model = FeatureDraft(own, seat, *options_of_it, **form)
         else:
-            of_model = ModelDraft(own, *options_of_it, cost=pair.draft_cost, **form)
+            of_model = ModelDraft(own, *options_of_it, **form)
         draft = ChainDraft([LookupDraft(max_tokens=most), of_model])
     guarded = GuardedDraft(draft, model.vocab_size, model.eos_ids)
     if off is not None:
@@ -265,7 +266,7 @@ def make_controller(pair, options, draft):
         return Fixed(0)
     if options.k != "auto":
         return Fixed(options.k, timeout=options.verify_timeout)
-    costs, cost, steady = CostCurve.given(pair.costs), pair.draft_cost, None
+    costs, cost, steady = CostCurve.given(pair.costs), pair.draft_costs or pair.draft_cost, None
     # Where K has a say in what is drawn, or in what is lent, it must be the same again.
     if (options.temperature > 0 and options.seeded) or options.rule == "threshold":
         steady, cost = pair.nominal_costs

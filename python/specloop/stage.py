@@ -339,6 +339,12 @@ class Stage:
         return getattr(self.model, "budget", None) if self.settings.get("memory_budget") is not None else None
 
     @property
+    def draft_costs(self) -> CostCurve | None:
+        """Seconds of the draft model's passes, whose first entry the rounds keep fresh; None where there is none."""
+        version = self._draft.version
+        return version.costs if version is not None and isinstance(version.costs, CostCurve) else None
+
+    @property
     def draft_cost(self) -> float:
         """Seconds per token that the draft model proposes; 0 where the draft is none."""
         version = self._draft.version

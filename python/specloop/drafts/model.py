@@ -39,7 +39,9 @@ class ModelDraft:
 
     ``sampling``: the request's; None = greedy. ``ids``: the target's ids that the columns of the model's logits stand
     for (vocabulary.py); None = its first columns are the target's ids. ``tree``: most nodes of a tree; 0 = chains.
-    ``cost``: seconds of a pass, as measured: a slow model may take its time, but not ten times as long.
+    ``cost``: seconds of a pass, as measured: a slow model may take its time, but not ten times as long. ``costs``: a
+    CostCurve that is told what a token of a chain took: more than a pass that follows another one, as the target's
+    weights have been through the processor's caches in between.
     ``confidence``: a chain ends with the first token to which the model gives less than this probability (temperature
     1, before filters). Whether another token follows is thus a matter of those before it, and the law stays exact.
     """
@@ -57,8 +59,9 @@ class ModelDraft:
         tree=0,
         cost=0.0,
         confidence=0.0,
+        costs=None,
     ):
-        self.confidence = confidence
+        self.confidence, self.costs = confidence, costs
         self.seat, self.vocab_size, self.max_tokens = seat, vocab_size, max_tokens
         self.sampling, self.tree, self.cost, self._map = sampling, tree, cost, ids
         self._ids: list[int] = []  # committed
@@ -87,11 +90,14 @@ class ModelDraft:
                 return Proposal([])
             if len(self._ids) - len(self._held) > FEW:
                 self._hold(self._ids[:-1])
-            seconds = max(SLOW_SECONDS, PATIENCE * self.cost * (self.tree or k))
-            deadline = time.perf_counter() + seconds, seconds
+            seconds, started = max(SLOW_SECONDS, PATIENCE * self.cost * (self.tree or k)), time.perf_counter()
+            deadline = started + seconds, seconds
             if self.tree:
                 return self._grow(k, deadline)
-            return self._chain(k, deadline)
+            found = self._chain(k, deadline)
+            if self.costs is not None and found.tokens:
+                self.costs.observe(1, (time.perf_counter() - started) / len(found.tokens))
+            return found
 
     def _reading(self):
         """A context manager around whatever makes passes."""
