@@ -14,6 +14,7 @@ from specloop.train import batch_size, checkpoint, trainer, vocabulary
 from specloop.train.export import export
 from specloop.train.losses import LOSSES
 from specloop.train.plan import Order, Settings, pieces
+from specloop.train.samples import Samples
 from specloop.train.trainer import CHECKPOINT, DRAFT, LOG, Trainer
 from trainings import (
     CONFIG,
@@ -148,6 +149,24 @@ def test_a_training_that_was_killed_ends_as_one_that_was_not(corpus, tmp_path, k
         assert state["step"] == 7 and state["visits"] == whole.visits
     drafts = [read(tmp_path / name / DRAFT)[0] for name in ("whole", "parts")]
     assert all(torch.equal(drafts[0][name], drafts[1][name]) for name in drafts[0])
+
+
+def test_logged_contexts_take_part_in_the_end(corpus, tmp_path):
+    """And where it was killed they go on, too; before their time nobody looks at them."""
+    logged = Samples(corpus, feature_size=CONFIG.hidden, vocab=CONFIG.vocab, held_out=0)
+    assert len(logged.train) == len(some_texts()) and not logged.held_out
+    told = settings(steps=6, logged_from=0.5, logged_share=0.25)
+    whole, taken = made(corpus, tmp_path / "whole", told, logged=logged), []
+    chosen = whole._next
+    whole._next = lambda: taken.append(chosen()) or taken[-1]
+    assert whole.run()
+    by_step = [{n >= len(whole.samples.train) for n in step} for step in taken]
+    assert by_step == [{False}] * 3 + [{False, True}] * 3
+    made(corpus, tmp_path / "parts", told, logged=logged, stop=stopping(4)).run()
+    last = made(corpus, tmp_path / "parts", told, logged=logged)
+    assert last.run() and all(torch.equal(last.ema[name], whole.ema[name]) for name in whole.ema)
+    with pytest.raises(OptionError, match="logged"):
+        made(corpus, tmp_path / "parts", told).run()
 
 
 def test_another_training_is_not_gone_on_with(corpus, tmp_path):

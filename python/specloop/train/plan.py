@@ -37,6 +37,8 @@ class Settings:
     seed: int = 0
     vocabulary: int = 8192
     parameters: int = 13_500_000  # of kind "model"
+    logged_from: float = 0.9  # share of the training after which logged contexts take part, if there are some,
+    logged_share: float = 0.5  # with so much of a step's rows
     fit_texts: int = 256  # that a feature head's first weights are fitted to (initial.py); 0 = they are not
     precision: str = "auto"
     checkpointing: bool = False
@@ -65,7 +67,7 @@ class Settings:
             value = getattr(self, name)
             expect(name, count(value) and least <= value < 2**31, f"an integer of at least {least}")
         expect("micro_rows", self.micro_rows is None or (count(self.micro_rows) and self.micro_rows > 0), "a count")
-        for name in ("decay", "warm_up", "head_from", "ema"):
+        for name in ("decay", "warm_up", "head_from", "ema", "logged_from", "logged_share"):
             value = getattr(self, name)
             expect(name, real(value) and 0 <= value <= 1, "a number from 0 to 1")
         for name in ("rate", "last_rate", "weight_decay", "clip"):

@@ -43,10 +43,22 @@ def write_corpus(corpus, settings, *, shards, target="smollm2", dtype="int8", de
     return generate_corpus(Version(*loaded, str(target)), corpus, shards=shards, settings=settings, **more)
 
 
-def train(corpus, folder, settings: Settings, *, target="smollm2", dtype="int8", device="auto", threads=None, **more):
+def train(
+    corpus,
+    folder,
+    settings: Settings,
+    *,
+    target="smollm2",
+    dtype="int8",
+    device="auto",
+    threads=None,
+    logged=None,
+    **more,
+):
     """Trains on the shards that are in ``corpus`` now, and writes checkpoint, draft and log to ``folder``.
 
     Goes on where ``folder`` has a state. ``target``, ``dtype``: the model that made the corpus, as it made it.
+    ``logged``: a folder of a corpus' form with contexts of real speculative runs, to end with, or None.
     ``more``: as :class:`Trainer`. Returns the trainer and whether it came to its end.
     """
     _keep_memory()
@@ -58,7 +70,9 @@ def train(corpus, folder, settings: Settings, *, target="smollm2", dtype="int8",
     if not hasattr(weights, "layers"):
         raise ModelError(f"target: expected a model whose weights are in memory, got {target}, which streams")
     name, mark = os.path.basename(str(target)), fingerprint(model, tokenizer)
-    samples = Samples(corpus, feature_size=config.hidden, vocab=config.vocab, target=mark)
+    whose = {"feature_size": config.hidden, "vocab": config.vocab, "target": mark}
+    samples = Samples(corpus, **whose)
+    more["logged"] = None if logged is None else Samples(logged, held_out=0, **whose)
     chosen = vocabulary.choose(samples.counts(), tokenizer, settings.vocabulary)
     make = {"positions": model.context + settings.depths, "seed": settings.seed}
     if settings.kind == "feature":

@@ -28,7 +28,8 @@ class Samples:
     A text is held out by its prompt, so that no prompt is on both sides, whatever was added to the folder since.
     """
 
-    def __init__(self, folder, *, feature_size, vocab, target=None, names=None):
+    def __init__(self, folder, *, feature_size, vocab, target=None, names=None, held_out=HELD_OUT):
+        """``names``: of the shards, all that are there without it. ``held_out``: one of so many prompts, 0 = none."""
         self.folder = os.fspath(folder)
         _check_manifest(self.folder, feature_size, target)
         there = [os.path.basename(shard_path(self.folder, number)) for number in shard_numbers(self.folder)]
@@ -44,12 +45,12 @@ class Samples:
                 if answer < 1:
                     continue
                 key = zlib.crc32(view_of(shard.prompt(i)))
-                (self.held_out if key % HELD_OUT == 0 else self.train).append((number, i))
+                (self.held_out if held_out and key % held_out == 0 else self.train).append((number, i))
                 self.answers += answer
-        if not self.train or not self.held_out:
+        if not self.train or (held_out and not self.held_out):
             texts = len(self.train) + len(self.held_out)
             raise FormatError(
-                f"{self.folder}: {texts} texts are too few: some are trained on, one in {HELD_OUT} held out"
+                f"{self.folder}: {texts} texts are too few: some are trained on, one in {held_out} held out"
             )
 
     def text(self, place) -> Text:

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from ..errors import OptionError, TrainingError, show
+from ..stats import peak_memory
 from . import batch_size, checkpoint, initial
 from .head_loss import HeadLoss, with_ones
 from .measure import Held
@@ -31,11 +32,12 @@ class Trainer:
 
     ``folder``: where checkpoint, draft and log go. ``export(path, values, recipe)`` writes the draft. ``about``: plain
     JSON, kept with the state: what the training belongs to; a state that belongs to something else is refused.
+    ``logged``: a folder's Samples, contexts of real speculative runs: the last of it trains on them, too (Settings).
     ``progress(fraction, text)`` is called after every step, ``stop()`` before: whether to save and end.
     """
 
     def __init__(self, draft, samples, settings: Settings, teacher_head, folder, *, about, export, device="cpu",
-                 progress=None, stop=None, save_every=120.0, measurements=16, held_rows=3072):  # fmt: skip
+                 progress=None, stop=None, logged=None, save_every=120.0, measurements=16, held_rows=3072):  # fmt: skip
         self.draft, self.samples, self.settings = draft.to(device), samples, settings
         self.folder, self.about, self.export, self.device = os.fspath(folder), about, export, torch.device(device)
         self.progress, self.stop = progress or (lambda fraction, text: None), stop or (lambda: False)
@@ -53,8 +55,11 @@ class Trainer:
         self.column_of[draft.draft_ids.cpu()] = torch.arange(len(draft.draft_ids))
         self.column_of = self.column_of.to(self.device)
         self.teacher_head = with_ones(teacher_head).to(self.device, self.dtype)
-        self.lengths = samples.lengths(samples.train)
-        self.order = Order(self.lengths, settings.seed)
+        self.logged = logged
+        self.places = [(samples, place) for place in samples.train]
+        self.places += [] if logged is None else [(logged, place) for place in logged.train]
+        self.lengths = [source.lengths([place])[0] for source, place in self.places]
+        self._begin()
         self.held = Held(samples, self.column_of, teacher_head.to(self.device), self.depths, settings.losses, held_rows)
         self.step, self.elapsed, self.visits, self.measured = 0, 0.0, 0, []
         self.micro_rows = settings.micro_rows
@@ -62,6 +67,25 @@ class Trainer:
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self._saved = None  # the step of the last state on the disk
         self._recent = None
+
+    def _begin(self, *at):
+        """The orders of the corpus' texts and of those that were logged; ``at``: (epoch, texts given out) of each."""
+        seed, first = self.settings.seed, len(self.samples.train)
+        at = at or ((0, 0), (0, 0))
+        self.order = Order(self.lengths[:first], seed, *at[0])
+        self.logged_order = None if self.logged is None else Order(self.lengths[first:], seed + 1, *at[1])
+
+    def _next(self):
+        """Numbers of the texts of the next step."""
+        s = self.settings
+        if self.logged_order is None or self.fraction < s.logged_from:
+            return self.order.next(s.rows)
+        few = max(1, round(s.rows * s.logged_share))
+        logged = [n + len(self.samples.train) for n in self.logged_order.next(few)]
+        return [*self.order.next(max(1, s.rows - few)), *logged]
+
+    def _texts(self, numbers):
+        return [source.text(place) for source, place in (self.places[n] for n in numbers)]
 
     @property
     def fraction(self):
@@ -110,7 +134,7 @@ class Trainer:
         rate, thawed = s.rate_at(self.fraction), s.kind == "model" or self.fraction >= s.head_from
         self.draft.head.requires_grad_(thawed)
         place = self.order.epoch, self.order.at
-        numbers = self.order.next(s.rows)
+        numbers = self._next()
         lengths = [self.lengths[n] for n in numbers]
         share = [s.decay**i / max(1, sum(max(0, n - i) for n in lengths)) for i in range(self.depths)]
         scale = torch.tensor(share, device=self.device)[:, None] / sum(s.decay**i for i in range(self.depths))
@@ -141,7 +165,7 @@ class Trainer:
 
     def _gradients(self, run, scale, trained):
         """(loss, gradients of ``trained``, what was measured) of texts by number."""
-        batch = self._batch([self.samples.text(self.samples.train[n]) for n in run])
+        batch = self._batch(self._texts(run))
         counted = batch.counted(self.depths)
         states = self.draft(batch, self.depths)
         states = torch.stack([states[i].roll(i, 0) for i in range(self.depths)])  # to the answer rows they guess
@@ -165,8 +189,8 @@ class Trainer:
             torch.set_num_threads(self.workers)
 
     def _no_number(self, what, place, numbers):
-        first = self.samples.train[numbers[0]]
-        where = f"step {self.step}, epoch {place[0]}, from text {first[1]} of {self.samples.names[first[0]]} on"
+        source, first = self.places[numbers[0]]
+        where = f"step {self.step}, epoch {place[0]}, from text {first[1]} of {source.names[first[0]]} on"
         last = "there is no state that was saved before"
         if self._saved is not None:
             last = f"the last good state, of step {self._saved}, is {self.checkpoint}"
@@ -178,6 +202,9 @@ class Trainer:
         speed = self.visits / max(1e-9, self.elapsed)
         report = {"step": self.step, "fraction": self.fraction, "elapsed": self.elapsed} | report
         report |= {"visits": self.visits, "visits_per_second": speed, "seconds": time.monotonic() - began}
+        report["peak_bytes"] = (
+            torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_memory()
+        )
         self.measured.append(report)
         with open(os.path.join(self.folder, LOG), "a", encoding="utf-8") as log:
             log.write(json.dumps(report | {"training": self._recent}) + "\n")
@@ -192,11 +219,14 @@ class Trainer:
 
     def report(self):
         """What came out, for people."""
+        if not self.measured:
+            return f"nothing was measured yet: {self.step} steps, {self.checkpoint}"
         last = self.measured[-1]
         lines = [f"{'position':<10}" + "".join(f"{i + 1:>8}" for i in range(self.depths))]
         for label, key in (("T = 1", "alpha"), ("T = 0", "agreed")):
             lines.append(f"{label:<10}" + "".join(f"{value:8.3f}" for value in last[key]))
         speed = f"{self.visits} rows in {self.elapsed:.0f} s, {last['visits_per_second']:.0f} a second"
+        speed += f", at most {last['peak_bytes'] / 1e9:.2f} GB of memory" if last["peak_bytes"] else ""
         return "\n".join(["acceptance on held-out text", *lines, speed, os.path.join(self.folder, DRAFT)])
 
     @property
@@ -208,7 +238,8 @@ class Trainer:
         state = {
             "settings": self.settings.as_dict(), "about": self.about, "shards": self.samples.names,
             "step": self.step, "elapsed": self.elapsed, "visits": self.visits, "measured": self.measured,
-            "epoch": self.order.epoch, "at": self.order.at, "micro_rows": self.micro_rows,
+            "orders": [(order.epoch, order.at) for order in (self.order, self.logged_order or self.order)],
+            "logged": self.logged and self.logged.names, "micro_rows": self.micro_rows,
             "scaler": self.scaler.state_dict(),
         }  # fmt: skip
         checkpoint.save(self.checkpoint, self.draft, self.ema, self.optimizer, state)
@@ -218,7 +249,8 @@ class Trainer:
     def recipe(self):
         """What made the draft so far."""
         last = self.measured[-1] if self.measured else None
-        corpus = {"shards": len(self.samples.names), "texts": len(self.lengths), "answer_rows": sum(self.lengths)}
+        lengths = self.lengths[: len(self.samples.train)]
+        corpus = {"shards": len(self.samples.names), "texts": len(lengths), "answer_rows": sum(lengths)}
         told = {"settings": self.settings.as_dict(), "step": self.step, "visits": self.visits, "corpus": corpus}
         return told | {"elapsed": self.elapsed, "held_out": last}
 
@@ -229,6 +261,7 @@ class Trainer:
             ("settings", self.settings.as_dict()),
             ("about", self.about),
             ("shards", self.samples.names),
+            ("logged", self.logged and self.logged.names),
         ):
             if json.loads(json.dumps(mine)) != state.get(name):
                 theirs, mine = state.get(name), json.loads(json.dumps(mine))
@@ -240,7 +273,7 @@ class Trainer:
         checkpoint.restore(path, tensors, self.draft, self.ema, self.optimizer)
         self.step, self.elapsed, self.visits = state["step"], state["elapsed"], state["visits"]
         self.measured, self.micro_rows = state["measured"], state["micro_rows"]
-        self.order = Order(self.lengths, self.settings.seed, state["epoch"], state["at"])
+        self._begin(*state["orders"])
         self.scaler.load_state_dict(state["scaler"])
         self._saved = self.step
 
