@@ -13,7 +13,7 @@ from versions import Vocabulary
 pytest.importorskip("gguf", reason="the gguf package writes the test files: pip install '.[test]'")
 from scripted import Scripted
 from specloop.formats.gguf_checkpoint import GGUFCheckpoint
-from specloop.loader import load_model
+from specloop.loader import fingerprint_of_file, load_model
 from specloop.models import balance
 from test_loader import write
 from test_streamed_model import packed, smallest
@@ -35,6 +35,7 @@ def test_files_and_dtypes_of_one_model(tmp_path, monkeypatch):
     assert {of(source, dtype=dtype) for dtype in ("bf16", "f32")} == {first}
     path = packed(source)
     assert {of(path), of(path, memory_budget=smallest(path))} == {first}
+    assert fingerprint_of_file(source) == fingerprint_of_file(path) == first
 
 
 def test_powers_of_two_in_the_norms_change_nothing(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ import torch
 import tiny_folders
 from specloop import loader
 from specloop.errors import BudgetError, WeightsError
+from specloop.fingerprint import fingerprint
 from specloop.formats.huggingface import HuggingFaceCheckpoint
 from specloop.in_place import streams_in_place
 
@@ -47,6 +48,21 @@ def test_logits_are_those_of_the_resident_model(folder, tmp_path, dtype):
             assert torch.equal(logits(model), want)
         model.close()
     assert (tmp_path / "cache").exists() == (dtype == "int8")  # bf16 needs no second copy on the disk
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_features_and_fingerprint_are_those_of_the_resident_model(folder, dtype):
+    """Norms in bf16, streamed in place, and norms of heads: all of them count."""
+    found = []
+    for budget in (None, smallest(folder, dtype)):
+        model, tokenizer, _ = loader.load_model(folder, dtype=dtype, context=64, memory_budget=budget)
+        cache = model.new_cache(32, features=True)
+        for tokens, last in ((TOKENS, 0), ([5], 1), ([8, 9], 1)):
+            model.forward(tokens, cache, last=last)
+        found.append((fingerprint(model, tokenizer), cache.features[: cache.length].clone()))
+        model.close()
+    assert found[0][0] == found[1][0] == loader.fingerprint_of_file(folder)
+    assert torch.equal(found[0][1], found[1][1])
 
 
 def test_only_what_is_stored_as_asked_streams_in_place(folder):
