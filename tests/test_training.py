@@ -7,10 +7,13 @@ import os
 import pytest
 import torch
 
+from specloop import cli
+from specloop.draft_loader import load_draft
 from specloop.errors import FormatError, OptionError, TrainingError
 from specloop.fingerprint import fingerprint
+from specloop.formats.draft_file import DraftFile
 from specloop.formats.safetensors import DiskError, read, write
-from specloop.train import batch_size, checkpoint, trainer, vocabulary
+from specloop.train import batch_size, checkpoint, run, trainer, vocabulary
 from specloop.train.export import export
 from specloop.train.losses import LOSSES
 from specloop.train.plan import Order, Settings, pieces
@@ -20,6 +23,7 @@ from trainings import (
     CONFIG,
     IDS,
     feature_head,
+    new_target,
     samples,
     settings,
     some_texts,
@@ -261,6 +265,48 @@ def test_bf16_learns_too(corpus, tmp_path):
     assert t.run() and t.draft.compute is torch.bfloat16
     assert t.measured[-1]["loss"][0] < t.measured[0]["loss"][0]
     assert all(p.dtype is torch.float32 for p in t.parameters.values())
+
+
+@pytest.mark.parametrize("kind", ["feature", "model"])
+def test_the_command(corpus, tmp_path, monkeypatch, capsys, kind):
+    """From a folder to a file that loads as the target's draft, in two goes."""
+    loaded = new_target()
+    monkeypatch.setattr(run, "load_model", lambda name, **options: (loaded.model, loaded.tokenizer, None))
+    out = tmp_path / "out"
+    flags = ["--kind", kind, "--rows", "64", "--vocabulary", "100", "--precision", "f32", "--parameters", "60000"]
+
+    def command(*more, folder=corpus):
+        code = cli.run(["train", str(folder), "--out", str(out), "--target", "tiny", "--dtype", "f32", *flags, *more])
+        return code, capsys.readouterr()
+
+    code, said = command("--steps", "3", "--loss", "kl=1", "--loss", "contrastive=0.2")
+    assert code == 0 and "acceptance on held-out text" in said.out and str(out / DRAFT) in said.out
+    draft = DraftFile.open(out / DRAFT)
+    assert draft.kind == kind and len(draft.config.draft_ids) == 100
+    assert draft.recipe["settings"]["losses"] == {"kl": 1.0, "contrastive": 0.2} and draft.recipe["step"] == 3
+    assert 0.4 < draft.recipe["coverage"] < 1 and draft.recipe["held_out"]["alpha"][0] > 0.1
+    assert load_draft(out / DRAFT, target(), kv="f32", context=64)[0].draft_ids == draft.config.draft_ids
+    for more, words in (
+        (["--loss", "x=1"], "losses: expected weights of kl"),
+        (["--loss", "kl=much"], "loss: expected NAME=WEIGHT"),
+        (["--steps", "3", "--minutes", "1"], "minutes, steps: expected one of them"),
+        (["--steps", "5"], "steps"),  # another training's state is there
+    ):
+        code, said = command(*more)
+        assert code == 2 and words in said.err and said.err.count("\n") == 1
+    larger = write_corpus(tmp_path / "larger", [*some_texts(), *some_texts()[:40]])
+    first = out, out.with_name("next")
+    out = first[1]
+    code, said = command("--steps", "1", "--start", str(first[0]), folder=larger)
+    before, after = (read(folder / CHECKPOINT)[0] for folder in first)
+    assert code == 0 and torch.equal(before["draft_ids"], after["draft_ids"])
+    moved = max((after[name] - before[name]).abs().max() for name in before if name.startswith("average."))
+    assert 0 < moved < 0.01  # one step of the warm-up away
+    bad = write_corpus(tmp_path, some_texts())
+    shard = tmp_path / "shard-00001.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-5])
+    code, said = command("--steps", "3", folder=bad)
+    assert code == 2 and "shard-00001" in said.err and "truncated" in said.err
 
 
 def test_order():

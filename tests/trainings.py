@@ -55,6 +55,7 @@ def some_texts():
 
 
 def write_corpus(folder, found=None):
+    folder.mkdir(exist_ok=True)
     found = some_texts() if found is None else found
     about = {"target": fingerprint(target().model, target().tokenizer), "vocabulary": target().tokenizer.fingerprint}
     for number, start in enumerate(range(0, len(found), 48)):

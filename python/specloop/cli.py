@@ -270,6 +270,7 @@ def train(
     parameters: trained.Parameters = 13.5e6,
     precision: trained.Precision = "auto",
     checkpointing: trained.Checkpointing = False,
+    start: trained.Start = None,
     logged: trained.Logged = None,
     device: trained.Device = "auto",
     threads: trained.Threads = None,
@@ -292,7 +293,8 @@ def train(
     with _interrupts(ended.set):
         where = {"target": target, "dtype": dtype, "device": device, "threads": threads}
         write_corpus(corpus, writing, shards=shards, progress=tell, **where)
-        trainer, done = run(corpus, out, settings, progress=_training, stop=ended.is_set, logged=logged, **where)
+        more = {"start": start, "logged": logged}
+        trainer, done = run(corpus, out, settings, progress=_training, stop=ended.is_set, **more, **where)
     _progress(None, 1.0)
     print(json.dumps(trainer.measured[-1:] and trainer.measured[-1]) if as_json else trainer.report())
     if not done:

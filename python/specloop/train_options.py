@@ -39,6 +39,7 @@ Vocabulary = Annotated[int, Flag("--vocabulary", help="ids that the draft can sa
 Parameters = Annotated[float, Flag("--parameters", help="of a model of its own, e.g. 13.5e6")]
 Precision = Annotated[str, Flag("--precision", help="auto, f32, bf16 or fp16")]
 Checkpointing = Annotated[bool, Flag("--checkpointing", help="less memory, more time: activations are made again")]
+Start = Annotated[Optional[str], Flag("--start", help="folder of another training, whose weights are the first ones")]
 Logged = Annotated[Optional[str], Flag("--logged", help="folder like CORPUS, of speculative runs, to end with")]
 Device = Annotated[str, Flag("--device", help="auto, cpu or cuda")]
 Threads = Annotated[Optional[int], Flag("--threads", help="CPU threads; default: torch's own choice")]

@@ -34,7 +34,7 @@ def load(path):
     state = described(path, metadata, KEY)
     if state.get("form") != FORM:
         raise FormatError(f"{path}: expected a training's state of form {FORM}, got {state.get('form')!r}")
-    if state.get("crc32") != checksum(tensors):
+    if "crc32" in state and state["crc32"] != checksum(tensors):
         raise FormatError(f"{path}: the file is damaged: its bytes don't have the sum that it names")
     return tensors, state
 
@@ -72,3 +72,14 @@ def restore(path, tensors, draft, ema, optimizer):
     left = sorted(set(tensors) - used)
     if left:
         raise FormatError(f"{path}: tensor {left[0]!r} belongs to nothing in this training")
+
+
+@torch.no_grad()
+def take_averages(path, tensors, draft):
+    """Puts the averages of a state into another draft of the same form."""
+    for name, parameter in draft.named_parameters():
+        found = tensors.get(f"average.{name}")
+        if found is None or found.shape != parameter.shape:
+            got = "none" if found is None else list(found.shape)
+            raise FormatError(f"{path}: average.{name}: expected {list(parameter.shape)}, got {got}")
+        parameter.copy_(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import torch
 
@@ -13,12 +13,12 @@ from ..errors import ModelError
 from ..fingerprint import fingerprint
 from ..loader import choose_device, load_model
 from ..versions import Version
-from . import export, initial, vocabulary
+from . import checkpoint, export, initial, vocabulary
 from .corpus import shard_numbers
 from .generate import generate_corpus
 from .plan import Settings
 from .samples import Samples
-from .trainer import Trainer
+from .trainer import CHECKPOINT, Trainer
 
 CONTEXT = 2048  # positions that a draft is trained for, at most
 SHARDS = 16  # of a new corpus: some 4,000 texts
@@ -53,11 +53,14 @@ def train(
     device="auto",
     threads=None,
     logged=None,
+    start=None,
     **more,
 ):
     """Trains on the shards that are in ``corpus`` now, and writes checkpoint, draft and log to ``folder``.
 
-    Goes on where ``folder`` has a state. ``target``, ``dtype``: the model that made the corpus, as it made it.
+    Goes on where ``folder`` has a state, with the shards that it was begun with. ``start``: the folder of another
+    training, whose averaged weights are the first ones here, with its ids; None = initial.py's.
+    ``target``, ``dtype``: the model that made the corpus, as it made it.
     ``logged``: a folder of a corpus' form with contexts of real speculative runs, to end with, or None.
     ``more``: as :class:`Trainer`. Returns the trainer and whether it came to its end.
     """
@@ -71,16 +74,26 @@ def train(
         raise ModelError(f"target: expected a model whose weights are in memory, got {target}, which streams")
     name, mark = os.path.basename(str(target)), fingerprint(model, tokenizer)
     whose = {"feature_size": config.hidden, "vocab": config.vocab, "target": mark}
-    samples = Samples(corpus, **whose)
+    begun = os.path.join(folder, CHECKPOINT)
+    names = checkpoint.load(begun)[1]["shards"] if os.path.exists(begun) else None
+    samples = Samples(corpus, names=names, **whose)
     more["logged"] = None if logged is None else Samples(logged, held_out=0, **whose)
-    chosen = vocabulary.choose(samples.counts(), tokenizer, settings.vocabulary)
+    given = None if start is None else checkpoint.load(os.path.join(start, CHECKPOINT))
+    if given is None:
+        chosen = vocabulary.choose(samples.counts(), tokenizer, settings.vocabulary)
+    else:
+        chosen = vocabulary.covering(given[0]["draft_ids"], samples.counts())
     make = {"positions": model.context + settings.depths, "seed": settings.seed}
     if settings.kind == "feature":
         draft = initial.feature_head(model, chosen.ids, **make)
     else:
         draft = initial.standalone(model, chosen.ids, settings.parameters, **make)
+    if given is not None:
+        checkpoint.take_averages(start, given[0], draft)
+        settings = replace(settings, fit_texts=0)
     teacher_head = initial.rows_of(weights.head, chosen.ids)
     about = {"target": str(target), "dtype": dtype, "vocabulary": tokenizer.fingerprint, "model": asdict(config)}
+    about["start"] = given and {"folder": os.path.basename(os.path.abspath(start)), "crc32": given[1].get("crc32")}
 
     def write(path, values, recipe):
         recipe = recipe | {"coverage": chosen.coverage, "dtype": dtype}

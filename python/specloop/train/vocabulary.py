@@ -23,7 +23,11 @@ def choose(counts, tokenizer, size=SIZE) -> Vocabulary:
     always = torch.zeros(vocab, dtype=torch.bool)
     always[sorted(needed(tokenizer, vocab))] = True
     order = torch.argsort(counts + always * (counts.max() + 1), descending=True, stable=True)
-    ids = order[: min(max(size, int(always.sum())), vocab)].sort().values
+    return covering(order[: min(max(size, int(always.sum())), vocab)].sort().values, counts)
+
+
+def covering(ids, counts) -> Vocabulary:
+    """These ids."""
     return Vocabulary(ids, counts[ids].sum().item() / max(1, counts.sum().item()))
 
 
