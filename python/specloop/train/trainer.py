@@ -101,7 +101,9 @@ class Trainer:
             self.resume(path)
         elif self.settings.kind == "feature" and self.settings.fit_texts:
             places = self.samples.train[:: max(1, len(self.samples.train) // self.settings.fit_texts)]
-            initial.fit(self.draft, map(self.samples.text, places), lambda text: self._batch([text]))
+            initial.fit(
+                self.draft, map(self.samples.text, places), lambda text: self._batch([text]), seed=self.settings.seed
+            )
             for name, parameter in self.parameters.items():
                 self.ema[name].copy_(parameter.detach())
         if self.micro_rows is None:
