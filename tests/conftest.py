@@ -21,6 +21,17 @@ def isa(request):
     native.cpu.set_isa(native.cpu.machine_isa())
 
 
+@pytest.fixture
+def one_thread():
+    """torch with one thread: small products are faster so, and their sums are the same every time."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def smollm2():
     """The path of the real model's GGUF; found without importing the package that carries it."""

@@ -19,6 +19,15 @@ from specloop.request import Sampling
 from specloop.versions import Place, Version
 
 PROMPT = [0, 1, 0]
+EXACT, WRONG = 1e-9, 1e-3  # how far a law may be off, and how far it is at least where something is wrong
+ONE = {"temperature": 1.0}
+FILTERS = {
+    "T=1": ONE,
+    "T=0.7": {"temperature": 0.7},
+    "top-k": {"temperature": 1.0, "top_k": 2},
+    "top-p": {"temperature": 0.7, "top_p": 0.8},
+    "min-p": {"temperature": 1.3, "min_p": 0.4},
+}
 
 
 def rows(number, vocab_size):

@@ -13,14 +13,7 @@ from tiny_llama import CONFIG
 from trainings import IDS, batch, columns, feature_head, some_texts, standalone, target, teacher_head
 
 DEPTHS = 3
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def stirred(draft, seed=0):

@@ -7,22 +7,12 @@ right ones: where the target's are due it wants those of the text, and behind th
 import pytest
 import torch
 
-from loop_laws import PROMPT, Cut, distance, loop_law, rows, seat_of, wanted
+from loop_laws import EXACT, FILTERS, ONE, PROMPT, WRONG, Cut, distance, loop_law, rows, seat_of, wanted
 from scripted import Scripted, ScriptedCache
 from specloop.drafts.chain import ChainDraft
 from specloop.drafts.feature import FeatureDraft
 from specloop.drafts.lookup import LookupDraft
 from specloop.request import Sampling
-
-EXACT, WRONG = 1e-9, 1e-3
-ONE = {"temperature": 1.0}
-FILTERS = {
-    "T=1": ONE,
-    "T=0.7": {"temperature": 0.7},
-    "top-k": {"temperature": 1.0, "top_k": 2},
-    "top-p": {"temperature": 0.7, "top_p": 0.8},
-    "min-p": {"temperature": 1.3, "min_p": 0.4},
-}
 
 
 def feature(ids):

@@ -5,7 +5,20 @@ import torch
 
 import specdec_kernels as sk
 from laws import Branches, chain
-from loop_laws import PROMPT, Cut, distance, distribution, loop_law, model_draft, rows, wanted
+from loop_laws import (
+    EXACT,
+    FILTERS,
+    ONE,
+    PROMPT,
+    WRONG,
+    Cut,
+    distance,
+    distribution,
+    loop_law,
+    model_draft,
+    rows,
+    wanted,
+)
 from scripted import FunctionDraft, Scripted, oracle, request_for
 from specdec_kernels.reference.philox import DRAFT
 from specloop.decode import decode
@@ -15,16 +28,6 @@ from specloop.drafts.lookup import LookupDraft
 from specloop.faults import GuardedDraft
 from versions import PROMPT as TEXT
 from versions import pair_of, parts
-
-EXACT, WRONG = 1e-9, 1e-3
-ONE = {"temperature": 1.0}
-FILTERS = {
-    "T=1": ONE,
-    "T=0.7": {"temperature": 0.7},
-    "top-k": {"temperature": 1.0, "top_k": 2},
-    "top-p": {"temperature": 0.7, "top_p": 0.8},
-    "min-p": {"temperature": 1.3, "min_p": 0.4},
-}
 
 
 def models(vocab_size, **options):

@@ -24,16 +24,9 @@ from trainings import (
     write_corpus,
 )
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 DEPTHS, PROMPTS, TOKENS = 3, 40, 64
 OPENED = {"dtype": "f32", "kv": "f32", "context": 128, "device": "cpu", "threads": None, "memory_budget": None}
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("kind", ["feature", "model"])
