@@ -119,7 +119,7 @@ def test_off_reason():
 
 def test_a_dear_draft_is_not_used():
     ks = feed(Auto(CHEAP, draft_cost=2.0), 1.0, 300)[0]
-    assert ks.count(0) >= 290
+    assert ks.count(0) >= 285  # the others are probes
 
 
 def test_fixed_takes_what_there_is():

@@ -19,12 +19,15 @@ seed has to make the same text again is ``steady``: its K comes from nominal cos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .costs import CostCurve
 
 K_MAX = 8
-DECAY = 0.9  # in simulated play as good as 0.97 on even text and 5 % better on text that changes every 30 rounds
+DECAY = 0.9  # of lookups: in play as good as 0.97 on even text, 5 % better on text that changes every 30 rounds
+DECAY_BY_POSITION = 0.95  # of models, whose acceptance is the same all along: with a longer memory and a belief that
+WEIGHT_BY_POSITION = 8.0  # weighs more, 5 % better in play at 0.4 per token, and half a percent worse at 0
+SURPRISE = 0.002  # a run of equal outcomes that is less likely than this is another text's
 MIN_SPEEDUP = 1.03  # below this, drafting is noise
 FIRST_PAUSE, LONGEST_PAUSE = 8, 256  # rounds between probes while drafting does not pay
 PROBE = 2
@@ -41,28 +44,45 @@ def cell(strength: int) -> int:
 
 
 def prior(strength: int) -> float:
-    """A guess at acceptance before anything was counted: about what lookups of that length get in chat and code."""
-    return strength / (strength + 1.5) if strength else 0.5
+    """A guess at acceptance before anything was counted: about what lookups of that length get in chat and code, and
+    small models anywhere.
+    """
+    return strength / (strength + 1.5) if strength else 0.45
 
 
 @dataclass(slots=True)
 class Counter:
-    """Acceptance as it was counted, the last ten or so, and as it is believed where there is little."""
+    """Acceptance as it was counted, the last 1 / (1 - ``decay``) or so, and as it is believed where there is little.
 
+    ``most``: what the belief weighs in the beginning, in trials. What was counted before a run of hits, or of misses,
+    that could hardly come of it is forgotten.
+    """
+
+    decay: float = DECAY
+    most: float = PRIOR_WEIGHT
     hits: float = 0.0
     trials: float = 0.0
-    weight: float = PRIOR_WEIGHT  # of the belief, in trials
+    weight: float = field(init=False)  # of the belief
+    run: int = 0  # the last so many were hits; negative: misses
+
+    def __post_init__(self):
+        self.weight = self.most
 
     def observe(self, hit: bool) -> None:
-        self.hits = self.hits * DECAY + hit
-        self.trials = self.trials * DECAY + 1
-        self.weight *= DECAY  # or what never hits would be drafted forever
+        usual = (self.hits + 1) / (self.trials + 2)
+        self.run = max(self.run, 0) + 1 if hit else min(self.run, 0) - 1
+        if (usual if hit else 1 - usual) ** abs(self.run) < SURPRISE:
+            self.hits, self.trials = max(self.run, 0), abs(self.run)
+        else:
+            self.hits = self.hits * self.decay + hit
+            self.trials = self.trials * self.decay + 1
+        self.weight *= self.decay  # or what never hits would be drafted forever
 
     def fade(self) -> None:
         """What was counted long ago weighs less than what is believed."""
-        self.hits *= DECAY
-        self.trials *= DECAY
-        self.weight += (PRIOR_WEIGHT - self.weight) * (1 - DECAY)
+        self.hits *= self.decay
+        self.trials *= self.decay
+        self.weight += (self.most - self.weight) * (1 - self.decay)
 
     def rate(self, belief: float) -> float:
         return (self.hits + self.weight * belief) / (self.trials + self.weight)
@@ -139,7 +159,8 @@ class Auto:
         self._draft_cost = draft_cost
         self.steady = steady is not None
         self.time = TimeLimit(timeout, self.live)
-        self.counters = [Counter() for _ in range(2 * CELLS)]  # by strength; by position where there is none
+        self.counters = [Counter() for _ in range(CELLS)]  # by strength, then by position where there is none
+        self.counters += [Counter(DECAY_BY_POSITION, WEIGHT_BY_POSITION) for _ in range(CELLS)]
         self.pause = FIRST_PAUSE
         self.skipped = 0  # rounds in which drafting did not pay, since the last probe
         self.probing = False
