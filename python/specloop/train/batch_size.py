@@ -18,7 +18,7 @@ def free_bytes(device):
 
 
 def row_bytes(config, depths, checkpointing, context_rows=512):
-    """What a step keeps of one row for its gradient: measured within some 20 % of the allocations that it makes.
+    """What a step keeps of one row for its gradient, estimated.
 
     Per depth: the row's states in float32 and in the products' dtype, gate and up with their activations, queries, keys
     and values, and a head's weights over the text twice. With checkpointing only one depth's at a time, and the states.
