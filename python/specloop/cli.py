@@ -272,6 +272,7 @@ def train(
     checkpointing: trained.Checkpointing = False,
     start: trained.Start = None,
     logged: trained.Logged = None,
+    logged_shards: trained.LoggedShards = 0,
     device: trained.Device = "auto",
     threads: trained.Threads = None,
     as_json: flags.Json = False,
@@ -293,7 +294,7 @@ def train(
     with _interrupts(ended.set):
         where = {"target": target, "dtype": dtype, "device": device, "threads": threads}
         write_corpus(corpus, writing, shards=shards, progress=tell, **where)
-        more = {"start": start, "logged": logged}
+        more = {"start": start, "logged": logged, "writing": writing}
         trainer, done = run(corpus, out, settings, progress=_training, stop=ended.is_set, **more, **where)
     _progress(None, 1.0)
     print(json.dumps(trainer.measured[-1:] and trainer.measured[-1]) if as_json else trainer.report())

@@ -151,6 +151,7 @@ class Speculation(Counts):
     k_history: list[int] = field(default_factory=list)  # drafts per round; histories begin with round first_round
     accepted_history: list[int] = field(default_factory=list)
     seconds_history: list[float] = field(default_factory=list)  # of drafting and verifying
+    source_history: list[str | None] = field(default_factory=list)  # whose drafts they were; None without one
     first_round: int = 1
     verify_seconds: float = 0.0  # of passes with this request in them
     threshold: object | None = None  # the request's threshold.Threshold, of rule "threshold"
@@ -174,8 +175,10 @@ class Speculation(Counts):
         self.k_history.append(proposed)
         self.accepted_history.append(accepted)
         self.seconds_history.append(seconds + drafting)
+        self.source_history.append(source if proposed else None)
         if len(self.k_history) > 2 * MOST_ROUNDS:
-            for history in (self.k_history, self.accepted_history, self.seconds_history):
+            histories = self.k_history, self.accepted_history, self.seconds_history, self.source_history
+            for history in histories:
                 del history[:MOST_ROUNDS]
             self.first_round += MOST_ROUNDS
         if controller is not None and draft is not None and draft.draft is not None:

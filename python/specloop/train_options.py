@@ -41,6 +41,7 @@ Precision = Annotated[str, Flag("--precision", help="auto, f32, bf16 or fp16")]
 Checkpointing = Annotated[bool, Flag("--checkpointing", help="less memory, more time: activations are made again")]
 Start = Annotated[Optional[str], Flag("--start", help="folder of another training, whose weights are the first ones")]
 Logged = Annotated[Optional[str], Flag("--logged", help="folder like CORPUS, of speculative runs, to end with")]
+LoggedShards = Annotated[int, Flag("--logged-shards", help="of such runs, which it makes itself, with its own draft")]
 Device = Annotated[str, Flag("--device", help="auto, cpu or cuda")]
 Threads = Annotated[Optional[int], Flag("--threads", help="CPU threads; default: torch's own choice")]
 
@@ -61,6 +62,7 @@ def settings_of(given: dict):
         "ema",
         "seed",
         "vocabulary",
+        "logged_shards",
     )
     named = {name: given[name] for name in (*same, "precision", "checkpointing")}
     losses = {} if given["loss"] is None else {"losses": _losses(given["loss"])}

@@ -13,6 +13,8 @@ together, m of which are answers'; a text is a prompt and the answer that the ta
     top_logprobs   f16   [m, 16]    their log-probabilities at temperature 1, likewise
     temperatures   f32   [s]        at which an answer was drawn, 0 = greedily
     seeds          int32 [s]        number of the prompt (seeds.py), -1 for one that the target made up
+    reached        uint8 [m]        only of speculative runs (logged.py): of the chain of drafts that began where an
+                                    answer's id was to be drawn, how many were judged, 0 where none began
 
 With a row h_v of the target's head, p(v) = exp(h_v . f - lse), where f is the feature of the id before. Every file is
 written whole or not at all.
@@ -52,6 +54,7 @@ _FORMS = {
     "temperatures": (torch.float32, "s"),
     "seeds": (torch.int32, "s"),
 }
+_MAY_LACK = {"reached": (torch.uint8, "m")}
 
 
 class Text(NamedTuple):
@@ -65,6 +68,7 @@ class Text(NamedTuple):
     top_log_p: Tensor  # f16 of the same shape
     temperature: float = 0.0
     seed: int = -1
+    reached: Tensor | None = None  # uint8 [A]; None = not of a speculative run
 
     @property
     def answer(self) -> int:
@@ -85,7 +89,9 @@ def shard_numbers(folder) -> list[int]:
 
 
 def write_shard(folder, number: int, texts: Sequence[Text], about: dict) -> None:
-    """``about``: what a reader compares: "target" and "vocabulary", fingerprints. Raises DiskError."""
+    """``about``: what a reader compares: "target" and "vocabulary", fingerprints. Raises DiskError, and ValueError
+    where some of the texts are of speculative runs and others are not.
+    """
     starts = lambda lengths: torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
     joined = lambda name: torch.cat([getattr(text, name) for text in texts])
     tensors = {
@@ -100,6 +106,11 @@ def write_shard(folder, number: int, texts: Sequence[Text], about: dict) -> None
         "temperatures": torch.tensor([text.temperature for text in texts], dtype=torch.float32),
         "seeds": torch.tensor([text.seed for text in texts], dtype=torch.int32),
     }
+    logged = [text.reached is not None for text in texts]
+    if all(logged):
+        tensors["reached"] = joined("reached")
+    elif any(logged):
+        raise ValueError("texts: expected reached of all or of none, got some")
     sums = {name: _crc32(tensor) for name, tensor in tensors.items()}
     said = {"form": FORM, **about, "number": number, "crc32": sums}
     safetensors.write(shard_path(folder, number), tensors, {KEY: json.dumps(said)})
@@ -126,6 +137,7 @@ class Shard:
             self._check_origin(told, target)
             self._whole = {name: self._read(name) for name in ("starts", "prompts", "answer_starts", "tokens")}
             self._whole |= {name: self._read(name) for name in ("temperatures", "seeds")}
+            self._whole |= {name: self._read(name) for name in _MAY_LACK if name in self._entries}
             if check:
                 self._check_sums(told.get("crc32"))
             self._check_numbers()
@@ -140,6 +152,11 @@ class Shard:
     def answers(self) -> list[int]:
         """Of each text, how many of its ids are the answer's."""
         return self._whole["answer_starts"].diff().tolist()
+
+    def reached(self, i: int) -> Tensor | None:
+        """A text's, uint8 [A]; None where the shard is not of speculative runs."""
+        start, stop = self._whole["answer_starts"][i : i + 2].tolist()
+        return self._whole["reached"][start:stop] if "reached" in self._whole else None
 
     def counts(self) -> Tensor:
         """How often each id is in an answer, int64 [vocab]."""
@@ -161,7 +178,8 @@ class Shard:
             features = self._read("features", start, stop)
             answer = [self._read(name, *rows) for name in ("lse", "top_ids", "top_logprobs")]
         about = float(whole["temperatures"][i]), int(whole["seeds"][i])
-        return Text(whole["tokens"][start:stop], int(whole["prompts"][i]), features, *answer, *about)
+        ids, prompt = whole["tokens"][start:stop], int(whole["prompts"][i])
+        return Text(ids, prompt, features, *answer, *about, self.reached(i))
 
     def close(self) -> None:
         self._file.close()
@@ -185,12 +203,13 @@ class Shard:
         for size, name in (("n", "tokens"), ("s", "prompts"), ("m", "lse")):
             sizes[size] = entries[name].shape[0] if entries[name].shape else 0
         sizes["s+1"] = sizes["s"] + 1
-        for name, (dtype, form) in _FORMS.items():
+        forms = _FORMS | {name: form for name, form in _MAY_LACK.items() if name in entries}
+        for name, (dtype, form) in forms.items():
             wanted, entry = tuple(sizes[size] for size in form.split(",")), entries[name]
             if entry.dtype is not dtype or entry.shape != wanted:
                 got = f"{str(entry.dtype)[6:]} {list(entry.shape)}"
                 raise FormatError(f"{self.path}: {name}: expected {str(dtype)[6:]} {list(wanted)}, got {got}")
-        strangers = sorted(set(entries) - set(_FORMS))
+        strangers = sorted(set(entries) - set(forms))
         if strangers:
             raise FormatError(f"{self.path}: tensor {show(strangers[0])} is no part of a corpus")
         self.count = sizes["s"]

@@ -100,17 +100,28 @@ def generate_corpus(
     settings.check()
     integer("shards", shards, 1)
     integer("at_once", at_once, 1)
-    about = _about(target)
+    about = about_target(target)
     writer = _Writer(target, settings)
-    begin(folder, writer.manifest(about))
+    told = manifest(target, settings, writer.prompts, about)
+    write = lambda numbers: writer.write(numbers, at_once)
+    return fill(folder, told, about, write, shards=shards, size=settings.texts, progress=progress)
+
+
+def fill(folder, manifest, about, write, *, shards, size, progress=None) -> Report:
+    """Has the missing ones of so many shards written, of ``size`` texts each, and says what it took.
+
+    ``manifest``: all that they are a function of, with ``about``, whose they are. ``write(numbers)`` yields (number,
+    text or why it was dropped) of texts by number, in any order in which no shard waits for all others.
+    """
+    begin(folder, manifest)
     missing = sorted(set(range(shards)) - set(shard_numbers(folder)))
-    report, started, size = Report(), time.perf_counter(), settings.texts
+    report, started = Report(), time.perf_counter()
     tell = progress or (lambda fraction: None)
     numbers = [number for shard in missing for number in range(shard * size, (shard + 1) * size)]
     found: dict[int, dict] = {shard: {} for shard in missing}
     tell(0.0)
     with torch.inference_mode():
-        for done, (number, outcome) in enumerate(writer.write(numbers, at_once), 1):
+        for done, (number, outcome) in enumerate(write(numbers), 1):
             shard = number // size
             found[shard][number] = outcome
             if len(found[shard]) == size:
@@ -135,7 +146,7 @@ def _finish(folder, shard, outcomes, about, report):
     report.dropped += dropped
 
 
-def _about(target):
+def about_target(target):
     """Whose corpus it is. Raises ModelError for a target that none can be made of."""
     from ..fingerprint import fingerprint
 
@@ -148,6 +159,36 @@ def _about(target):
     if said is None:
         raise ModelError(f"target: expected a model and a tokenizer with fingerprints, got {name}, which has none")
     return {"target": said, "vocabulary": target.tokenizer.fingerprint}
+
+
+def manifest(target, settings, prompts, about) -> dict:
+    """All that a corpus' shards are a function of."""
+    settings = asdict(settings)
+    return {
+        **about,
+        "kv": getattr(target.model, "kv", None),
+        "feature_size": target.model.feature_size,
+        "seed": settings.pop("seed"),
+        "settings": settings,
+        "prompts": hashlib.sha256(repr(prompts).encode()).hexdigest(),
+    }
+
+
+def most_prompt(model, settings) -> int:
+    """Most ids of a prompt. Raises OptionError where the answer leaves no room for one."""
+    most = min(settings.prompt_tokens, model.context - settings.answer_tokens)
+    if most < 1:
+        wanted = f"less than the target's context of {model.context}"
+        raise OptionError(f"answer_tokens: expected {wanted}, got {settings.answer_tokens}")
+    return most
+
+
+def likeliest(logits, tokens, log_p):
+    """(lse, top_ids, top_logprobs) of rows of logits, of which ``log_p`` is that of one of their ids, ``tokens``."""
+    # Not of all columns at once: how torch adds those up may depend on the number of rows.
+    lse = logits.gather(1, tokens[:, None])[:, 0] - log_p
+    values, ids = logits.topk(TOP)
+    return lse.cpu(), ids.int().cpu(), (values - lse[:, None]).half().cpu()
 
 
 def repetition(ids, gram=GRAM) -> float:
@@ -164,24 +205,7 @@ class _Writer:
         self.prompts, self.ids = seed_prompts(settings.seed), PromptIds(target)
         if settings.made_up:
             self.ids.check_made_up()
-        self.most_prompt = min(settings.prompt_tokens, self.model.context - settings.answer_tokens)
-        if self.most_prompt < 1:
-            raise OptionError(
-                f"answer_tokens: expected less than the target's context of {self.model.context}, "
-                f"got {settings.answer_tokens}"
-            )
-
-    def manifest(self, about) -> dict:
-        """All that the shards are a function of."""
-        settings = asdict(self.settings)
-        return {
-            **about,
-            "kv": getattr(self.model, "kv", None),
-            "feature_size": self.model.feature_size,
-            "seed": settings.pop("seed"),
-            "settings": settings,
-            "prompts": hashlib.sha256(repr(self.prompts).encode()).hexdigest(),
-        }
+        self.most_prompt = most_prompt(self.model, settings)
 
     def write(self, numbers, at_once) -> Iterator[tuple[int, Text | str]]:
         """Yields (number, text or why it was dropped), in the order in which they end."""
@@ -244,10 +268,7 @@ class _Writer:
         if min(drawn) < 0:
             draft = drafts[drawn.index(min(drawn))]
             raise ModelFault(f"text {draft.number}: no id has a probability: the model's logits are NaN or -inf")
-        # Not of all columns at once: how torch adds those up may depend on the number of rows.
-        lse = logits.gather(1, tokens[:, None])[:, 0] - log_p
-        values, ids = logits.topk(TOP)
-        return drawn, lse.cpu(), ids.int().cpu(), (values - lse[:, None]).half().cpu()
+        return drawn, *likeliest(logits, tokens, log_p)
 
 
 class _Draft:
@@ -258,7 +279,7 @@ class _Draft:
         self._writer, self.number, self.dropped, self.ended = writer, number, None, False
         self.key = int(draw() * 2**53)
         self._making_up = draw() < writer.settings.made_up
-        self._temperature = _choice(writer.settings.temperatures, draw())
+        self._temperature = choice(writer.settings.temperatures, draw())
         self._rows = []
         if self._making_up:
             self.seed, self.ids, self.prompt = -1, list(writer.ids.opening), 0
@@ -322,7 +343,7 @@ class _Draft:
         return Text(ids, self.prompt, features, lse, top_ids, top_log_p, self._temperature, self.seed)
 
 
-def _choice(shares, at):
+def choice(shares, at):
     """The value at ``at`` (0 .. 1) of values with shares."""
     at *= sum(share for _, share in shares)
     for value, share in shares:

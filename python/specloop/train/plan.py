@@ -39,6 +39,7 @@ class Settings:
     parameters: int = 13_500_000  # of kind "model"
     logged_from: float = 0.9  # share of the training after which logged contexts take part, if there are some,
     logged_share: float = 0.5  # with so much of a step's rows
+    logged_shards: int = 0  # of these, which the target and the draft as it is then write; of a feature head
     fit_texts: int = 256  # that a feature head's first weights are fitted to (initial.py); 0 = they are not
     precision: str = "auto"
     checkpointing: bool = False
@@ -63,6 +64,7 @@ class Settings:
             ("parameters", 1000),
             ("seed", 0),
             ("fit_texts", 0),
+            ("logged_shards", 0),
         ):
             value = getattr(self, name)
             expect(name, count(value) and least <= value < 2**31, f"an integer of at least {least}")
@@ -73,6 +75,8 @@ class Settings:
         for name in ("rate", "last_rate", "weight_decay", "clip"):
             value = getattr(self, name)
             expect(name, real(value) and value >= 0, "a number of at least 0")
+        wanted = "0 for a model of its own, which is trained on every row of a text that it would see in a run"
+        expect("logged_shards", not self.logged_shards or self.kind == "feature", wanted)
         expect("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
         known = isinstance(self.losses, dict) and self.losses and set(self.losses) <= set(LOSSES)
         expect(

@@ -9,17 +9,21 @@ from dataclasses import asdict, replace
 
 import torch
 
-from ..errors import ModelError
+from ..errors import ModelError, OptionError
 from ..fingerprint import fingerprint
 from ..loader import choose_device, load_model
+from ..pair import load
 from ..versions import Version
 from . import checkpoint, export, initial, vocabulary
 from .corpus import shard_numbers
+from .generate import Settings as Writing
 from .generate import generate_corpus
+from .logged import log_contexts
 from .plan import Settings
 from .samples import Samples
-from .trainer import CHECKPOINT, Trainer
+from .trainer import CHECKPOINT, DRAFT, Trainer
 
+LOGGED = "logged"  # folder of the contexts that a training has logged itself
 CONTEXT = 2048  # positions that a draft is trained for, at most
 SHARDS = 16  # of a new corpus: some 4,000 texts
 
@@ -53,6 +57,7 @@ def train(
     device="auto",
     threads=None,
     logged=None,
+    writing=None,
     start=None,
     **more,
 ):
@@ -61,7 +66,9 @@ def train(
     Goes on where ``folder`` has a state, with the shards that it was begun with. ``start``: the folder of another
     training, whose averaged weights are the first ones here, with its ids; None = initial.py's.
     ``target``, ``dtype``: the model that made the corpus, as it made it.
-    ``logged``: a folder of a corpus' form with contexts of real speculative runs, to end with, or None.
+    ``logged``: a folder of a corpus' form with contexts of real speculative runs, to end with, or None. With
+    ``settings.logged_shards`` it makes one itself: trains to ``logged_from``, has the target write texts with the draft
+    as it is then (logged.py; ``writing``: generate.Settings) into ``folder``/logged, and goes on with these.
     ``more``: as :class:`Trainer`. Returns the trainer and whether it came to its end.
     """
     _keep_memory()
@@ -75,9 +82,28 @@ def train(
     name, mark = os.path.basename(str(target)), fingerprint(model, tokenizer)
     whose = {"feature_size": config.hidden, "vocab": config.vocab, "target": mark}
     begun = os.path.join(folder, CHECKPOINT)
-    names = checkpoint.load(begun)[1]["shards"] if os.path.exists(begun) else None
-    samples = Samples(corpus, names=names, **whose)
-    more["logged"] = None if logged is None else Samples(logged, held_out=0, **whose)
+    state = checkpoint.load(begun)[1] if os.path.exists(begun) else {}
+    samples = Samples(corpus, names=state.get("shards"), **whose)
+    own, mine = settings.logged_shards > 0, os.path.join(folder, LOGGED)
+    if own and logged is not None:
+        raise OptionError(f"logged: expected none where a training logs some itself (logged_shards), got {logged}")
+
+    def opened(folder, names=None):
+        return Samples(folder, names=names, held_out=0, **whose)
+
+    def log(tell):
+        told = writing or Writing(seed=settings.seed)
+        form = {"dtype": dtype, "context": told.prompt_tokens + told.answer_tokens, "device": device}
+        form |= {"k": settings.depths, "threads": threads, "require_draft": True}
+        with load(target, os.path.join(folder, DRAFT), **form) as pair:
+            more = {"shards": settings.logged_shards, "k": settings.depths, "progress": tell}
+            log_contexts(pair, mine, settings=told, **more)
+        return opened(mine)
+
+    if own and state.get("logged"):
+        more["logged"] = opened(mine, state["logged"])
+    else:
+        more |= {"logged": None if logged is None else opened(logged), "log": log if own else None}
     given = None if start is None else checkpoint.load(os.path.join(start, CHECKPOINT))
     if given is None:
         chosen = vocabulary.choose(samples.counts(), tokenizer, settings.vocabulary)

@@ -19,6 +19,7 @@ from .attention import Span
 from .corpus import Shard, Text, read_manifest, shard_numbers, shard_path
 from .head_loss import UNKNOWN, Teacher, append
 
+ALL = 1 << 30  # depths
 HELD_OUT = 32  # one of so many prompts is not trained on, but measured
 
 
@@ -44,8 +45,8 @@ class Samples:
             for i, answer in enumerate(answers):
                 if answer < 1:
                     continue
-                key = zlib.crc32(view_of(shard.prompt(i)))
-                (self.held_out if held_out and key % held_out == 0 else self.train).append((number, i))
+                side = self.held_out if is_held_out(shard.prompt(i), held_out) else self.train
+                side.append((number, i))
                 self.answers += answer
         if not self.train or (held_out and not self.held_out):
             texts = len(self.train) + len(self.held_out)
@@ -63,6 +64,19 @@ class Samples:
 
     def lengths(self, places):
         return [self._answers[shard][i] for shard, i in places]
+
+    def counted(self, place, depths):
+        """At each depth, how many of a text's answer rows count: as :meth:`Batch.counted`, of all its rows together."""
+        (shard, i), reached = place, self.shards[place[0]].reached(place[1])
+        length = self._answers[shard][i]
+        if reached is None:
+            return [max(0, length - depth) for depth in range(depths)]
+        return [int((reached[: max(0, length - depth)] > depth).sum()) for depth in range(depths)]
+
+
+def is_held_out(prompt, one_in=HELD_OUT):
+    """Whether texts with that prompt, int32 ids, are not trained on; ``one_in`` 0: none is held out."""
+    return bool(one_in) and zlib.crc32(view_of(prompt)) % one_in == 0
 
 
 def _check_manifest(folder, feature_size, target):
@@ -85,12 +99,14 @@ class Batch(NamedTuple):
     before: torch.Tensor  # float32 [T, d]: features of the rows before, zeros in front of a text
     starts: torch.Tensor  # int64 [N]: rows at which chains start
     depth: torch.Tensor  # int64 [N]: answer rows of the same text before this one
+    reached: torch.Tensor  # int64 [N]: so many depths of a chain count, ALL of them but in texts of speculative runs
     spans: list[Span]
     teacher: Teacher
 
     def counted(self, depths):
         """bool [depths, N]: whether an answer row is one that a chain reaches at that depth."""
-        return self.depth[None] >= torch.arange(depths, device=self.depth.device)[:, None]
+        chains = torch.stack([self.reached.roll(i) > i for i in range(depths)])  # that came to the row so deep
+        return chains & (self.depth[None] >= torch.arange(depths, device=self.depth.device)[:, None])
 
 
 def collate(texts, column_of, teacher_head, device="cpu") -> Batch:
@@ -105,10 +121,12 @@ def collate(texts, column_of, teacher_head, device="cpu") -> Batch:
         starts.append(torch.arange(at + span.first, at + span.rows))
         at += span.rows
     depth = torch.cat([torch.arange(span.chains) for span in spans])
+    reached = torch.cat([torch.full((t.answer,), ALL) if t.reached is None else t.reached.long() for t in texts])
     features = torch.cat([t.features[t.prompt - 1 : -1] for t in texts])
     move = lambda t: t.to(device, non_blocking=True)
     lse = torch.cat([t.lse for t in texts])
     top = torch.cat([t.top_ids[:, 0].long() if t.top_ids.shape[1] else torch.full((t.answer,), -1) for t in texts])
     best = torch.where(move(top) >= 0, column_of[move(top).clamp(min=0)], UNKNOWN)
     teacher = Teacher(teacher_head, append(move(features).to(teacher_head.dtype), move(lse)), best)
-    return Batch(move(ids), move(positions), move(before), move(torch.cat(starts)), move(depth), spans, teacher)
+    chains = move(torch.cat(starts)), move(depth), move(reached)
+    return Batch(move(ids), move(positions), move(before), *chains, spans, teacher)

@@ -33,11 +33,14 @@ class Trainer:
     ``folder``: where checkpoint, draft and log go. ``export(path, values, recipe)`` writes the draft. ``about``: plain
     JSON, kept with the state: what the training belongs to; a state that belongs to something else is refused.
     ``logged``: a folder's Samples, contexts of real speculative runs: the last of it trains on them, too (Settings).
+    Without them ``log(progress)`` is asked for some when their time has come, with the draft in the folder as it is
+    then; it may be ended by what ``progress(fraction)`` raises.
     ``progress(fraction, text)`` is called after every step, ``stop()`` before: whether to save and end.
     """
 
     def __init__(self, draft, samples, settings: Settings, teacher_head, folder, *, about, export, device="cpu",
-                 progress=None, stop=None, logged=None, save_every=120.0, measurements=16, held_rows=3072):  # fmt: skip
+                 progress=None, stop=None, logged=None, log=None, save_every=120.0, measurements=16,
+                 held_rows=3072):  # fmt: skip
         self.draft, self.samples, self.settings = draft.to(device), samples, settings
         self.folder, self.about, self.export, self.device = os.fspath(folder), about, export, torch.device(device)
         self.progress, self.stop = progress or (lambda fraction, text: None), stop or (lambda: False)
@@ -55,10 +58,8 @@ class Trainer:
         self.column_of[draft.draft_ids.cpu()] = torch.arange(len(draft.draft_ids))
         self.column_of = self.column_of.to(self.device)
         self.teacher_head = with_ones(teacher_head).to(self.device, self.dtype)
-        self.logged = logged
-        self.places = [(samples, place) for place in samples.train]
-        self.places += [] if logged is None else [(logged, place) for place in logged.train]
-        self.lengths = [source.lengths([place])[0] for source, place in self.places]
+        self.log = log
+        self._take(logged)
         self._begin()
         self.held = Held(samples, self.column_of, teacher_head.to(self.device), self.depths, settings.losses, held_rows)
         self.step, self.elapsed, self.visits, self.measured = 0, 0.0, 0, []
@@ -67,6 +68,13 @@ class Trainer:
         self._pool = ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,))
         self._saved = None  # the step of the last state on the disk
         self._recent = None
+
+    def _take(self, logged):
+        """The texts by number, those that were logged behind the corpus'."""
+        self.logged = logged
+        self.places = [(self.samples, place) for place in self.samples.train]
+        self.places += [] if logged is None else [(logged, place) for place in logged.train]
+        self.lengths = [source.lengths([place])[0] for source, place in self.places]
 
     def _begin(self, *at):
         """The orders of the corpus' texts and of those that were logged; ``at``: (epoch, texts given out) of each."""
@@ -113,6 +121,10 @@ class Trainer:
             )
         began, before, saved = time.monotonic(), self.elapsed, time.monotonic()
         while self.fraction < 1 and not self.stop():
+            if self.log is not None and self.logged is None and self.fraction >= self.settings.logged_from:
+                if not self._log():
+                    return False
+                began, before, saved = time.monotonic(), self.elapsed, time.monotonic()  # that was no training
             self._train_step()
             self.elapsed = before + time.monotonic() - began
             if self.fraction >= len(self.measured) / self.measurements:
@@ -128,6 +140,26 @@ class Trainer:
         self.save()
         return done
 
+    def _log(self):
+        """Has contexts logged with the draft as it is. Returns whether they are there, and not ``stop`` was.
+
+        The state that is saved before is the one that is gone on from until there is a next one: it has the same draft
+        made again, by which the contexts that are there already are known.
+        """
+        self.save()
+
+        def tell(fraction):
+            if self.stop():
+                raise _Stopped
+            self.progress(self.fraction, f"runs of the draft are logged: {fraction:.0%}")
+
+        try:
+            self._take(self.log(tell))
+        except _Stopped:
+            return False
+        self._begin((self.order.epoch, self.order.at), (0, 0))
+        return True
+
     def _batch(self, texts):
         return collate(texts, self.column_of, self.teacher_head, self.device)
 
@@ -138,7 +170,8 @@ class Trainer:
         place = self.order.epoch, self.order.at
         numbers = self._next()
         lengths = [self.lengths[n] for n in numbers]
-        share = [s.decay**i / max(1, sum(max(0, n - i) for n in lengths)) for i in range(self.depths)]
+        counted = (source.counted(place, self.depths) for source, place in (self.places[n] for n in numbers))
+        share = [s.decay**i / max(1, sum(rows)) for i, rows in enumerate(zip(*counted, strict=True))]
         scale = torch.tensor(share, device=self.device)[:, None] / sum(s.decay**i for i in range(self.depths))
         loss, seen, counts = 0.0, 0, 0
         trained = [p for p in self.parameters.values() if p.requires_grad]
@@ -254,11 +287,13 @@ class Trainer:
         lengths = self.lengths[: len(self.samples.train)]
         corpus = {"shards": len(self.samples.names), "texts": len(lengths), "answer_rows": sum(lengths)}
         told = {"settings": self.settings.as_dict(), "step": self.step, "visits": self.visits, "corpus": corpus}
+        told["logged"] = self.logged and {"shards": len(self.logged.names), "texts": len(self.logged.train)}
         return told | {"elapsed": self.elapsed, "held_out": last}
 
     def resume(self, path):
         """Goes on from a state. Raises OptionError if it belongs to another training, FormatError if it is damaged."""
         tensors, state = checkpoint.load(path)
+        state["settings"] = json.loads(json.dumps(Settings.from_dict(state.get("settings")).as_dict()))
         for name, mine in (
             ("settings", self.settings.as_dict()),
             ("about", self.about),
@@ -278,6 +313,10 @@ class Trainer:
         self._begin(*state["orders"])
         self.scaler.load_state_dict(state["scaler"])
         self._saved = self.step
+
+
+class _Stopped(Exception):
+    """``stop`` was, while contexts were logged."""
 
 
 def precision(name, device):
