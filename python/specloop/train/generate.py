@@ -111,7 +111,7 @@ def fill(folder, manifest, about, write, *, shards, size, progress=None) -> Repo
     """Has the missing ones of so many shards written, of ``size`` texts each, and says what it took.
 
     ``manifest``: all that they are a function of, with ``about``, whose they are. ``write(numbers)`` yields (number,
-    text or why it was dropped) of texts by number, in any order in which no shard waits for all others.
+    text or why it was dropped) in any order; a shard is written when the last of its texts is there.
     """
     begin(folder, manifest)
     missing = sorted(set(range(shards)) - set(shard_numbers(folder)))
