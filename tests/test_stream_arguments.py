@@ -234,10 +234,20 @@ def test_blocks_of_a_mapping(pack):
             call("b0")
 
 
+@pytest.mark.parametrize("kind", [torch.Tensor, memoryview])
+def test_memory_off_its_alignment(pack, kind):
+    """A buffer's address is refused for what it is, and before a byte of it is written."""
+    room = torch.zeros((1 << 15) + 64, dtype=torch.uint8)
+    for off in (1, 16, 32, 63):
+        with pytest.raises(ValueError, match=r"^memory: expected an address on 64 bytes, got 0x"):
+            pack.read_block(0, room[off:] if kind is torch.Tensor else memoryview(room.numpy())[off:])
+    assert not room.any()
+
+
 def test_right_arguments(pack, tmp_path):
     """What was refused above is close to what is taken."""
     assert plan(str(pack.path), device=torch.device("cpu"), reserved={"kv": 5}, host_budget="1MB").reserved == {"kv": 5}
-    assert pack.read_block(2, bytearray(1 << 14))["w"].sum() == 64 * 64
+    assert pack.read_block(2, memoryview(ROOM.numpy()))["w"].sum() == 64 * 64
     pack.check_block(1, bytes(torch.ones(64 * 64).view(torch.uint8).tolist()))
     assert pack.rows("m", ID).sum() == 64
     with streaming(pack) as opened:

@@ -93,13 +93,18 @@ class Pack:
             )
 
     def read_block(self, index, memory):
-        """Reads a block through the page cache into ``memory`` (a uint8 CPU tensor or buffer) and returns its views."""
+        """Reads a block through the page cache into ``memory`` and returns its views.
+
+        memory : a uint8 CPU tensor or a writable buffer, at an address on 64 bytes: torch's memory is, that of a
+            bytearray only by chance; ValueError before anything is read
+        """
         block = self._block(index)
         view = checks.memory(memory, block.nbytes)
+        views = block.views(memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=torch.uint8))
         for part in block.ranges:
             self.files[part.file].read_into(view[part.at : part.at + part.nbytes], part.offset)
         self.check_block(index, memory)
-        return block.views(memory if isinstance(memory, torch.Tensor) else torch.frombuffer(memory, dtype=torch.uint8))
+        return views
 
     def read_vector(self, index, name):
         """A plain part of a block, of one dimension: read from the file into memory of its own, without a checksum."""
