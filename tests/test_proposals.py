@@ -95,6 +95,16 @@ def test_a_chain_ends_with_the_first_unsure_token():
         assert len(draft.propose(6)) == length, confidence
 
 
+def test_a_greedy_chain_ends_where_hardly_a_look_would_reach():
+    """Each token has 0.787 of the draft's probability; drawn chains are not cut, whose tokens are likely otherwise."""
+    model = Scripted(lambda prefix: [2.0, 0.0, 0.0], 3)
+    for reach, length in ((0.0, 8), (0.24, 6), (0.25, 6), (0.31, 5), (0.5, 3), (0.79, 1)):
+        for sampling, expected in ((None, length), (ONE, 8)):
+            draft = model_draft(model, 3, sampling, reach=reach)
+            draft.begin([1, 2, 0])
+            assert len(draft.propose(8)) == expected, (reach, sampling)
+
+
 @pytest.mark.parametrize("rule", ["token", "block"])
 @pytest.mark.parametrize("ids", [[0, 2], [1]], ids=str)
 def test_a_draft_that_knows_fewer_ids(ids, rule):

@@ -223,7 +223,7 @@ def make_draft(pair, options, limit, follows, seat=None):
     from .drafts.chain import ChainDraft
     from .drafts.feature import FeatureDraft
     from .drafts.lookup import LookupDraft
-    from .drafts.model import ModelDraft
+    from .drafts.model import LEAST_REACH, ModelDraft
     from .faults import GuardedDraft
 
     name, model, draft = pair.draft if follows else options.draft, pair.model, None
@@ -237,6 +237,7 @@ def make_draft(pair, options, limit, follows, seat=None):
     else:
         form = {"ids": pair.draft_ids, "tree": options.tree or 0, "confidence": options.confidence}
         form |= {"cost": pair.draft_cost, "costs": pair.draft_costs}
+        form["reach"] = LEAST_REACH if options.k == "auto" else 0.0
         own, sampling = pair.draft_seat(limit), sampling_of(options)
         options_of_it = (model.vocab_size, most, sampling)
         if pair.draft_reads_features and seat is not None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PATIENCE = 10.0  # times the measured cost
 CHUNK = 256  # ids per pass while reading what is missing
 FEW = 16  # so many ids share the pass of the first guess
+LEAST_REACH = 0.25  # of a greedy chain: the best of 0.15 .. 0.4 on chat and code, where 3 % are gained over the best K
 
 
 class ModelDraft:
@@ -44,6 +45,8 @@ class ModelDraft:
     weights have been through the processor's caches in between.
     ``confidence``: a chain ends with the first token to which the model gives less than this probability (temperature
     1, before filters). Whether another token follows is thus a matter of those before it, and the law stays exact.
+    ``reach``: a greedy chain ends with the token behind which the model puts the chance that all of it is right below
+    this: what comes next would hardly be looked at, and costs a pass of the draft and a row of the target's.
     """
 
     name = "model"
@@ -59,9 +62,10 @@ class ModelDraft:
         tree=0,
         cost=0.0,
         confidence=0.0,
+        reach=0.0,
         costs=None,
     ):
-        self.confidence, self.costs = confidence, costs
+        self.confidence, self.reach, self.costs = confidence, reach, costs
         self.seat, self.vocab_size, self.max_tokens = seat, vocab_size, max_tokens
         self.sampling, self.tree, self.cost, self._map = sampling, tree, cost, ids
         self._ids: list[int] = []  # committed
@@ -106,6 +110,7 @@ class ModelDraft:
     def _chain(self, k, deadline):
         drawn = self.sampling is not None and self.sampling.temperature > 0
         pick, found, fault = self._draw() if drawn else _best, [], None
+        least, reach = 0.0 if drawn else self.reach, 1.0
         while len(found) < k and fault is None:
             row = self._row(found)
             column = pick(row, len(found))
@@ -115,8 +120,11 @@ class ModelDraft:
             found.append(column if self._map is None else int(self._map[column]))
             if found[-1] in self.seat.eos_ids:
                 break
-            if self.confidence and float(row.float().softmax(-1)[column]) < self.confidence:
-                break
+            if self.confidence or least:
+                sure = float(row.float().softmax(-1)[column])
+                reach *= sure
+                if sure < self.confidence or reach < least:
+                    break
             fault = _late(deadline, found, k)
         if not drawn or not found:
             return Proposal(found, fault=fault)
