@@ -16,7 +16,7 @@ from specloop.formats.safetensors import DiskError, read, write
 from specloop.train import batch_size, checkpoint, run, trainer, vocabulary
 from specloop.train.export import export
 from specloop.train.losses import LOSSES
-from specloop.train.plan import Order, Settings, pieces
+from specloop.train.plan import Order, Settings, runs
 from specloop.train.samples import Samples
 from specloop.train.trainer import CHECKPOINT, DRAFT, LOG, Trainer
 from trainings import (
@@ -310,8 +310,17 @@ def test_order():
     again = Order([3, 5, 2, 4], 1, 1, 2)
     assert [again.next(1)[0] for _ in range(2)] == first[6:]
     assert sum([3, 5, 2, 4][i] for i in order.next(11)) >= 11
-    assert list(pieces([0, 1, 2, 3], [3, 5, 2, 4], 7)) == [[0], [1, 2], [3]]
-    assert list(pieces([1, 1], [3, 50], 7)) == [[1], [1]]
+
+
+def test_runs_have_as_much_to_do():
+    lengths = [30, 5, 20, 40, 7, 33, 21, 4]
+    for workers, rows, count in ((1, 160, 1), (1, 100, 2), (2, 160, 2), (2, 60, 4), (4, 160, 4), (2, 1, 8)):
+        found = runs(range(8), lengths, rows, workers)
+        assert len(found) == count and sorted(sum(found, [])) == list(range(8))
+        loads = [sum(lengths[i] for i in run) for run in found]
+        if count < 8:
+            assert max(loads) <= max(1.1 * sum(lengths) / count, 40), loads
+    assert runs([1, 1], [3, 50], 7) == [[1], [1]] and runs([2], [1, 1, 9], 100, 2) == [[2]]
 
 
 def test_learning_rate():

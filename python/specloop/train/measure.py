@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from .head_loss import compare, with_ones
-from .plan import pieces
+from .plan import runs
 from .samples import collate
 
 
@@ -34,7 +34,7 @@ class Held:
         lengths = [self._samples.text(place).answer for place in self.places]
         seen, counts, before, draft.compute = 0, 0, draft.compute, torch.float32
         try:
-            for run in pieces(range(len(self.places)), lengths, 1024):
+            for run in runs(range(len(self.places)), lengths, 1024):
                 texts = [self._samples.text(self.places[i]) for i in run]
                 batch = collate(texts, self._column_of, self._head, self._head.device)
                 states = torch.func.functional_call(draft, values, (batch, self._depths))

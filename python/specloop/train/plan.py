@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import asdict, dataclass, field, fields
 
@@ -129,14 +130,15 @@ class Order:
         return taken
 
 
-def pieces(numbers, lengths, rows):
-    """The numbers in runs whose lengths add up to at most ``rows`` (or of one)."""
-    run, total = [], 0
-    for number in numbers:
-        if run and total + lengths[number] > rows:
-            yield run
-            run, total = [], 0
+def runs(numbers, lengths, rows, workers=1):
+    """The numbers in runs of about as many rows each, hardly more than ``rows``; as many runs as ``workers`` or a
+    multiple of it, if there are so many numbers. The longest texts are given out first, each to the run that has least.
+    """
+    total = sum(lengths[number] for number in numbers)
+    count = -(-max(1, -(-total // rows)) // workers) * workers
+    found = [(0, i, []) for i in range(min(count, len(numbers)))]
+    for number in sorted(numbers, key=lambda number: -lengths[number]):
+        taken, i, run = found[0]
         run.append(number)
-        total += lengths[number]
-    if run:
-        yield run
+        heapq.heapreplace(found, (taken + lengths[number], i, run))
+    return [sorted(run) for _, _, run in sorted(found, key=lambda one: one[1])]

@@ -21,7 +21,7 @@ from ..stats import peak_memory
 from . import batch_size, checkpoint, initial
 from .head_loss import HeadLoss, with_ones
 from .measure import Held
-from .plan import PRECISIONS, Order, Settings, pieces
+from .plan import PRECISIONS, Order, Settings, runs
 from .samples import collate
 
 CHECKPOINT, DRAFT, LOG = "checkpoint.safetensors", "draft.safetensors", "log.jsonl"
@@ -175,8 +175,8 @@ class Trainer:
         scale = torch.tensor(share, device=self.device)[:, None] / sum(s.decay**i for i in range(self.depths))
         loss, seen, counts = 0.0, 0, 0
         trained = [p for p in self.parameters.values() if p.requires_grad]
-        runs = list(pieces(numbers, self.lengths, self.micro_rows))
-        for part, slopes, measured in self._each(lambda run: self._gradients(run, scale, trained), runs):
+        parts = runs(numbers, self.lengths, self.micro_rows, self.workers)
+        for part, slopes, measured in self._each(lambda run: self._gradients(run, scale, trained), parts):
             means, rows = measured.means()
             loss, seen, counts = loss + part, seen + means * rows, counts + rows
             for parameter, slope in zip(trained, slopes, strict=True):
@@ -210,16 +210,16 @@ class Trainer:
         )
         return part.item(), torch.autograd.grad(self.scaler.scale(part), trained, allow_unused=True), measured
 
-    def _each(self, function, runs):
+    def _each(self, function, parts):
         """The function's results in order. On a processor every core takes runs of its own: threads that share the work
         of each small operation would spend their time on waiting for each other.
         """
-        if self.workers < 2 or len(runs) < 2:
-            yield from map(function, runs)
+        if self.workers < 2 or len(parts) < 2:
+            yield from map(function, parts)
             return
         torch.set_num_threads(1)
         try:
-            yield from self._pool.map(function, runs)
+            yield from self._pool.map(function, parts)
         finally:
             torch.set_num_threads(self.workers)
 
