@@ -314,7 +314,7 @@ def test_order():
 
 def test_runs_have_as_much_to_do():
     lengths = [30, 5, 20, 40, 7, 33, 21, 4]
-    for workers, rows, count in ((1, 160, 1), (1, 100, 2), (2, 160, 2), (2, 60, 4), (4, 160, 4), (2, 1, 8)):
+    for workers, rows, count in ((1, 140, 1), (1, 100, 2), (2, 160, 2), (2, 50, 4), (4, 160, 4), (2, 1, 8)):
         found = runs(range(8), lengths, rows, workers)
         assert len(found) == count and sorted(i for run in found for i in run) == list(range(8))
         loads = [sum(lengths[i] for i in run) for run in found]

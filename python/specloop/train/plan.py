@@ -131,11 +131,13 @@ class Order:
 
 
 def runs(numbers, lengths, rows, workers=1):
-    """The numbers in runs of about as many rows each, hardly more than ``rows``; as many runs as ``workers`` or a
-    multiple of it, if there are so many numbers. The longest texts are given out first, each to the run that has least.
+    """The numbers in runs of about as many rows each, at most a quarter more than ``rows`` (or of one); as many runs as
+    ``workers`` or a multiple of it, if there are so many numbers. The longest texts are given out first, each to the
+    run that has least.
     """
     total = sum(lengths[number] for number in numbers)
-    count = -(-max(1, -(-total // rows)) // workers) * workers
+    count = max(1, math.ceil(total / (1.2 * rows)))  # the texts of a step are a few rows more than were wanted
+    count = -(-count // workers) * workers
     found = [(0, i, []) for i in range(min(count, len(numbers)))]
     for number in sorted(numbers, key=lambda number: -lengths[number]):
         taken, i, run = found[0]
