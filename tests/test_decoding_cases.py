@@ -327,6 +327,12 @@ def test_i7_which_tokens_came_from_which_draft(monkeypatch):
     assert set(said["by_source"]) == {"lookup", "knowing"}
     for name in ("proposed", "evaluated", "accepted", "committed"):
         assert sum(part[name] for part in said["by_source"].values()) == said[name]
+    for name in ("evaluated_at", "accepted_at"):  # by position, each drafter's own
+        parts = [part[name] + [0] * 3 for part in said["by_source"].values()]
+        assert [sum(at) for at in zip(*(part[:3] for part in parts), strict=True)] == (said[name] + [0] * 3)[:3]
+    for part in said["by_source"].values():
+        assert sum(part["evaluated_at"]) == part["evaluated"] and sum(part["accepted_at"]) == part["accepted"]
+        assert part["per_position"] == [a / n for a, n in zip(part["accepted_at"], part["evaluated_at"], strict=True)]
     assert sum(event.from_draft for event in events) == said["committed"] > 0
 
 

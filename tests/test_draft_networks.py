@@ -7,7 +7,7 @@ import torch
 
 from specloop.draft_loader import load_draft
 from specloop.fingerprint import fingerprint
-from specloop.train.export import export
+from specloop.train.export import export, fitting
 from specloop.train.networks import FeatureHead, Standalone, standalone_config
 from tiny_llama import CONFIG
 from trainings import IDS, batch, columns, feature_head, some_texts, standalone, target, teacher_head
@@ -191,7 +191,7 @@ def test_sizes_of_models(parameters):
         draft = Standalone(config, torch.arange(8192, device="cpu"), positions=8)
     found = sum(p.numel() for p in draft.parameters())
     assert abs(found / parameters - 1) < 0.05 and config.layers == 4
-    assert config.hidden == config.heads * config.head_dim and config.hidden % 32 == 0
+    assert config.hidden == config.heads * config.head_dim and config.hidden % 32 == 0 and fitting(config) == "int8"
 
 
 def test_kinds():

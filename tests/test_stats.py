@@ -79,9 +79,16 @@ def test_the_sums_of_a_text():
         "evaluated": 4,
         "accepted": 3,
         "committed": 2,
+        "evaluated_at": [2, 2],
+        "accepted_at": [2, 1],
         "acceptance_rate": 3 / 4,
+        "per_position": [1.0, 0.5],
     }
     assert report["by_source"]["model"]["committed"] == 3
+    both = Speculation()
+    both.merge(counts)
+    both.merge(counts)
+    assert both.by_source["lookup"].per_position == [1.0, 0.5] and both.by_source["lookup"].evaluated_at == [4, 4]
     assert (report["draft_ms"], report["verify_ms"]) == (1250.0, 5000.0)
     assert counts.seconds_history == [1.25] * 5 and report["round_ms"] == [1250.0] * 5
     assert (report["k_history"], report["accepted_history"]) == ([3, 4, 0, 2, 2], [3, 1, 0, 0, 2])

@@ -86,8 +86,6 @@ def cell(trios: Sequence[Trio], *, greedy: bool) -> dict:
         "speculation": counts.as_dict()
         | {
             "tokens": counts.tokens,
-            "evaluated_at": list(counts.evaluated_at),
-            "accepted_at": list(counts.accepted_at),
             "verify_ms": milliseconds(verify) if counts.rounds else None,
         },
         "off_reasons": dict(Counter(reason for trio in trios for reason in trio.drafted.off_reasons)),

@@ -15,86 +15,83 @@ MOST_EVENTS = 256
 
 @dataclass
 class Source:
-    """The part of one kind of draft: "lookup", "model"."""
+    """What became of the drafts of one kind ("lookup", "model", "feature"), in sums."""
 
-    rounds: int = 0
-    proposed: int = 0
-    evaluated: int = 0
-    accepted: int = 0
-    committed: int = 0
-
-    def add(self, rounds, proposed, evaluated, accepted, committed) -> None:
-        self.rounds += rounds
-        self.proposed += proposed
-        self.evaluated += evaluated
-        self.accepted += accepted
-        self.committed += committed
-
-    def as_dict(self) -> dict:
-        return {
-            "rounds": self.rounds,
-            "proposed": self.proposed,
-            "evaluated": self.evaluated,
-            "accepted": self.accepted,
-            "committed": self.committed,
-            "acceptance_rate": ratio(self.accepted, self.evaluated),
-        }
-
-
-@dataclass
-class Counts:
-    """Sums over rounds; those of several requests can be added up (``merge``)."""
-
-    rounds: int = 0  # passes of the target after the prompt
+    rounds: int = 0  # passes of the target with drafts of this kind
     proposed: int = 0  # drafts; of a tree all nodes
     evaluated: int = 0  # drafts up to the first refusal; of a tree levels
     accepted: int = 0  # by the target, also those that an end or a stop string then cut off
     committed: int = 0  # accepted and in the text
-    tokens: int = 0  # in the text, drafted or not
-    rounds_without_draft: int = 0
-    fallbacks: int = 0  # rounds that had drafts of which none was accepted
-    fault_count: int = 0
     evaluated_at: list[int] = field(default_factory=list)  # by position of the draft
     accepted_at: list[int] = field(default_factory=list)
-    histogram: list[int] = field(default_factory=list)  # [a]: rounds with drafts, of which a were accepted
-    by_source: dict[str, Source] = field(default_factory=dict)
-    draft_seconds: float | None = None
 
-    def count(self, proposed, evaluated, accepted, tokens, source) -> None:
+    def count(self, proposed, evaluated, accepted, committed) -> None:
         """One round."""
-        committed = min(accepted, tokens)
         self.rounds += 1
-        self.tokens += tokens
         self.proposed += proposed
         self.evaluated += evaluated
         self.accepted += accepted
         self.committed += committed
-        if not proposed:
-            self.rounds_without_draft += 1
-            return
-        self.fallbacks += not accepted
         _add(self.evaluated_at, [1] * evaluated)
         _add(self.accepted_at, [1] * accepted + [0] * (evaluated - accepted))
-        _add(self.histogram, [0] * accepted + [1])
-        if source:
-            self.by_source.setdefault(source, Source()).add(1, proposed, evaluated, accepted, committed)
 
-    def merge(self, other: Counts) -> None:
-        """Adds the sums of another request."""
-        for name in _SUMS:
+    def merge(self, other: Source) -> None:
+        """Adds the sums of others."""
+        for name in self._SUMS:
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("evaluated_at", "accepted_at", "histogram"):
+        for name in self._LISTS:
             _add(getattr(self, name), getattr(other, name))
-        for name, part in other.by_source.items():
-            self.by_source.setdefault(name, Source()).add(
-                part.rounds, part.proposed, part.evaluated, part.accepted, part.committed
-            )
-        if other.draft_seconds is not None:
-            self.draft_seconds = (self.draft_seconds or 0.0) + other.draft_seconds
 
     @property
     def acceptance_rate(self) -> float | None:
         return ratio(self.accepted, self.evaluated)
+
+    @property
+    def per_position(self) -> list[float | None]:
+        """Acceptance of the first, second, ... draft, given that those before it were accepted."""
+        return [ratio(a, n) for a, n in zip(self.accepted_at, self.evaluated_at, strict=True)]
+
+    def as_dict(self) -> dict:
+        sums = {name: getattr(self, name) for name in Source._SUMS}
+        at = {name: list(getattr(self, name)) for name in Source._LISTS}
+        return sums | at | {"acceptance_rate": self.acceptance_rate, "per_position": self.per_position}
+
+    _SUMS = ("rounds", "proposed", "evaluated", "accepted", "committed")
+    _LISTS = ("evaluated_at", "accepted_at")
+
+
+@dataclass
+class Counts(Source):
+    """Sums over all rounds, those without drafts, too; those of several requests can be added up (``merge``)."""
+
+    tokens: int = 0  # in the text, drafted or not
+    rounds_without_draft: int = 0
+    fallbacks: int = 0  # rounds that had drafts of which none was accepted
+    fault_count: int = 0
+    histogram: list[int] = field(default_factory=list)  # [a]: rounds with drafts, of which a were accepted
+    by_source: dict[str, Source] = field(default_factory=dict)
+    draft_seconds: float | None = None
+
+    def add_round(self, proposed, evaluated, accepted, tokens, source) -> None:
+        """One round, of which so many ``tokens`` came into the text; ``source``: the drafter's name."""
+        sums = proposed, evaluated, accepted, min(accepted, tokens)
+        self.count(*sums)
+        self.tokens += tokens
+        if not proposed:
+            self.rounds_without_draft += 1
+            return
+        self.fallbacks += not accepted
+        _add(self.histogram, [0] * accepted + [1])
+        if source:
+            self.by_source.setdefault(source, Source()).count(*sums)
+
+    def merge(self, other: Counts) -> None:
+        """Adds the sums of another request."""
+        super().merge(other)
+        for name, part in other.by_source.items():
+            self.by_source.setdefault(name, Source()).merge(part)
+        if other.draft_seconds is not None:
+            self.draft_seconds = (self.draft_seconds or 0.0) + other.draft_seconds
 
     @property
     def tokens_per_pass(self) -> float | None:
@@ -105,43 +102,21 @@ class Counts:
         """Drafts per round. Below one, acceptance says little about speed."""
         return ratio(self.proposed, self.rounds)
 
-    @property
-    def per_position(self) -> list[float | None]:
-        """Acceptance of the first, second, ... draft, given that those before it were accepted."""
-        return [ratio(a, n) for a, n in zip(self.accepted_at, self.evaluated_at, strict=True)]
-
     def as_dict(self) -> dict:
-        return {
-            "rounds": self.rounds,
-            "proposed": self.proposed,
-            "evaluated": self.evaluated,
-            "accepted": self.accepted,
-            "committed": self.committed,
+        return super().as_dict() | {
             "rounds_without_draft": self.rounds_without_draft,
             "fallbacks": self.fallbacks,
             "fault_count": self.fault_count,
-            "acceptance_rate": self.acceptance_rate,
             "accepted_of_proposed": ratio(self.accepted, self.proposed),
             "tokens_per_pass": self.tokens_per_pass,
             "mean_draft_length": self.mean_draft_length,
-            "per_position": self.per_position,
             "acceptance_histogram": list(self.histogram),
             "by_source": {name: part.as_dict() for name, part in self.by_source.items()},
             "draft_ms": milliseconds(self.draft_seconds),
         }
 
-
-_SUMS = (
-    "rounds",
-    "proposed",
-    "evaluated",
-    "accepted",
-    "committed",
-    "tokens",
-    "rounds_without_draft",
-    "fallbacks",
-    "fault_count",
-)
+    _SUMS = (*Source._SUMS, "tokens", "rounds_without_draft", "fallbacks", "fault_count")
+    _LISTS = (*Source._LISTS, "histogram")
 
 
 @dataclass
@@ -169,7 +144,7 @@ class Speculation(Counts):
         name. ``draft`` and ``controller``: the request's, asked for faults, times and why there was no draft.
         """
         evaluated = min(accepted + 1, proposed if depth is None else depth)
-        self.count(proposed, evaluated, accepted, tokens, source)
+        self.add_round(proposed, evaluated, accepted, tokens, source)
         self.verify_seconds += seconds
         drafting = self._drafting(draft)
         self.k_history.append(proposed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ..formats.draft_file import packed, write_draft
-from ..formats.safetensors import disk_errors
 
 
 def export(path, draft, *, kind, target, vocabulary, recipe, values=None, dtype="int8"):
@@ -19,10 +18,9 @@ def export(path, draft, *, kind, target, vocabulary, recipe, values=None, dtype=
         matrix = value.dim() == 2 and dtype == "int8"
         weights[name.replace("layers.", "layer.")] = packed(value) if matrix else value
     about = {"target": target, "vocabulary": vocabulary, "recipe": recipe}
-    with disk_errors(path):
-        write_draft(path, kind=kind, config=draft.config, draft_ids=draft.draft_ids, weights=weights, **about)
+    write_draft(path, kind=kind, config=draft.config, draft_ids=draft.draft_ids, weights=weights, **about)
 
 
 def fitting(config):
-    """The dtype of a draft's matrices: "f32" where its rows are no longer than a scale group or two."""
-    return "int8" if config.hidden >= 128 else "f32"
+    """The dtype of a draft's matrices: "f32" for toys, whose rows are no longer than a scale group."""
+    return "int8" if config.hidden >= 64 else "f32"
