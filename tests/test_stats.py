@@ -197,9 +197,9 @@ def test_a_batch_is_the_sum_of_its_requests():
 def test_merge_takes_every_sum(order):
     """A field that is added to Counts and forgotten by merge shows here."""
     a, b = Counts(), Counts()
-    a.count(3, 2, 1, 2, "lookup")
-    b.count(5, 5, 5, 6, "model")
-    b.count(0, 0, 0, 1, None)
+    a.add_round(3, 2, 1, 2, "lookup")
+    b.add_round(5, 5, 5, 6, "model")
+    b.add_round(0, 0, 0, 1, None)
     a.draft_seconds, b.fault_count = 1.0, 3
     total = Counts()
     for part in (a, b)[::order]:
