@@ -10,7 +10,8 @@ lookup that stands in front of a draft in every run is in front of it here: chai
 the draft was not asked there.
 
 Text number i is a function of the settings, the draft and i alone, as rows of a pass and the chains of a fixed length
-are. Prompts that are held out in training are left out.
+are; unless the machine stands still for so long (a second) that the loop gives up a chain. Prompts that are held out in
+training are left out.
 """
 
 from __future__ import annotations
@@ -99,6 +100,8 @@ def _sum_of(pair):
         raise ModelError(f"pair: expected one with a feature head from a file, got draft {pair.draft_name}")
     return checksum(read(pair.draft_name)[0])
 
+PATIENCE = 1e6  # seconds of a pass: a clock has no say in what is drafted
+
 
 class _Runs:
     """Makes texts by number."""
@@ -138,7 +141,7 @@ class _Runs:
     def _run(self, asked):
         prompts = [ids for ids, *_ in asked]
         each = [{"temperature": temperature, "seed": key} for _, _, temperature, key in asked]
-        more = {"k": self._k, "max_new_tokens": self._settings.answer_tokens}
+        more = {"k": self._k, "max_new_tokens": self._settings.answer_tokens, "verify_timeout": PATIENCE}
         return self._pair.generate_batch(prompts, each=each, callback=lambda event: self.tell(self._fraction), **more)
 
     def _outcome(self, asked, result) -> Text | str:
