@@ -48,6 +48,7 @@ from .samples import is_held_out
 from .seeds import seed_prompts
 
 AT_ONCE = 32  # texts that are asked for together; how many run at once is the pair's own choice
+PATIENCE = 1e6  # seconds of a pass: a clock has no say in what is drafted
 
 
 def log_contexts(
@@ -99,8 +100,6 @@ def _sum_of(pair):
     if not pair.draft_reads_features or not is_draft_file(pair.draft_name):
         raise ModelError(f"pair: expected one with a feature head from a file, got draft {pair.draft_name}")
     return checksum(read(pair.draft_name)[0])
-
-PATIENCE = 1e6  # seconds of a pass: a clock has no say in what is drafted
 
 
 class _Runs:
