@@ -9,8 +9,9 @@ import torch
 
 from specloop.errors import FormatError, OptionError, SpecloopError
 from specloop.formats import safetensors
-from specloop.train import corpus
-from specloop.train.corpus import Shard, Text, begin, read_manifest, shard_numbers, shard_path, write_shard
+from specloop.train import corpus, manifest
+from specloop.train.corpus import Shard, Text, shard_numbers, shard_path, write_shard
+from specloop.train.manifest import begin, read_manifest
 
 SIZE, VOCAB, ABOUT = 12, 50, {"target": "ours", "vocabulary": "v"}
 
@@ -152,10 +153,13 @@ def test_a_manifest_goes_on_with_the_same_alone(tmp_path):
     assert read_manifest(folder)["settings"]["texts"] == 4
     with pytest.raises(OptionError, match=r"holds another corpus: settings.texts: it has 4, asked for 5"):
         begin(folder, {"seed": 1, "settings": {"texts": 5, "temperatures": ((0.0, 1.0),)}})
-    (folder / corpus.MANIFEST).write_text("[1]")
+    for shards in (3, 5):  # what is wanted is no part of it
+        begin(folder, {"seed": 1, "settings": {"texts": 4, "temperatures": ((0.0, 1.0),)}}, shards)
+        assert read_manifest(folder)["shards"] == shards
+    (folder / manifest.MANIFEST).write_text("[1]")
     with pytest.raises(FormatError, match="manifest of a corpus"):
         begin(folder, {"seed": 1})
-    (folder / corpus.MANIFEST).unlink()
+    (folder / manifest.MANIFEST).unlink()
     write_shard(folder, 0, list(texts()), ABOUT)
     with pytest.raises(OptionError, match=r"shards without corpus\.json"):
         begin(folder, {"seed": 1})

@@ -12,8 +12,9 @@ from specloop.models.base import one_by_one
 from specloop.pair import Pair
 from specloop.text.prompt import encode_messages
 from specloop.train import generate
-from specloop.train.corpus import TOP, Shard, read_manifest, shard_numbers, shard_path
+from specloop.train.corpus import TOP, Shard, shard_numbers, shard_path
 from specloop.train.generate import Settings, generate_corpus, repetition
+from specloop.train.manifest import read_manifest
 from specloop.train.prompt_ids import PromptIds
 from specloop.train.seeds import CATEGORIES, seed_prompts
 from specloop.versions import Version

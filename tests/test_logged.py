@@ -14,10 +14,11 @@ from specloop.formats.draft_file import DraftFile
 from specloop.pair import Pair
 from specloop.stage import opener
 from specloop.train import logged, run
-from specloop.train.corpus import Shard, read_manifest, shard_numbers, shard_path
+from specloop.train.corpus import Shard, shard_numbers, shard_path
 from specloop.train.export import export
 from specloop.train.generate import Settings as Writing
 from specloop.train.logged import log_contexts, reached
+from specloop.train.manifest import read_manifest
 from specloop.train.samples import Samples, is_held_out
 from specloop.train.seeds import seed_prompts
 from specloop.train.trainer import CHECKPOINT, DRAFT

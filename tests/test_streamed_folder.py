@@ -56,6 +56,7 @@ def test_features_and_fingerprint_are_those_of_the_resident_model(folder, dtype)
     found = []
     for budget in (None, smallest(folder, dtype)):
         model, tokenizer, _ = loader.load_model(folder, dtype=dtype, context=64, memory_budget=budget)
+        assert model.weights.dtype == dtype
         cache = model.new_cache(32, features=True)
         for tokens, last in ((TOKENS, 0), ([5], 1), ([8, 9], 1)):
             model.forward(tokens, cache, last=last)

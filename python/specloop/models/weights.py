@@ -14,6 +14,7 @@ from ..errors import translated
 
 NORMS = ("attention_norm", "mlp_norm", "q_norm", "k_norm")
 VECTORS = frozenset((*NORMS, "qkv_bias"))
+NAMES = {torch.int8: "int8", torch.bfloat16: "bf16", torch.float32: "f32"}  # of a matrix' values
 
 
 @dataclass
@@ -77,6 +78,11 @@ class Resident:
         captured. A piece is valid until the next one is asked for. ``with_head`` False: the layers only.
         """
         yield ("all", with_head), self._whole if with_head else self._body
+
+    @property
+    def dtype(self):
+        """What matrices hold: "int8", "bf16" or "f32"."""
+        return NAMES[torch.int8 if isinstance(self.head, sk.Int8Weight) else self.head.dtype]
 
     @property
     def last_norm(self):
@@ -152,6 +158,12 @@ class Streamed:
     @property
     def all_nbytes(self):
         return sum(self.stream.pack.blocks[index].nbytes for index in self.stream.pack.order)
+
+    @property
+    def dtype(self):
+        """As Resident's."""
+        block, part = self.stream.pack.matrices["head"][0]
+        return NAMES[self.stream.pack.blocks[block].parts[part].dtype]
 
     @property
     def plan(self):

@@ -1,7 +1,7 @@
 """Texts that a target wrote, with what it thought: a folder of shards.
 
-``corpus.json`` says what the shards are a function of. ``shard-00000.safetensors`` and so on hold s texts of n ids
-together, m of which are answers'; a text is a prompt and the answer that the target drew:
+``corpus.json`` says what the shards are a function of (manifest.py). ``shard-00000.safetensors`` and so on hold s
+texts of n ids together, m of which are answers'; a text is a prompt and the answer that the target drew:
 
     tokens         int32 [n]        the ids of all texts, one behind the other
     starts         int64 [s + 1]    where each text begins, and the end
@@ -33,13 +33,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import FormatError, OptionError, show, translated
+from ..errors import FormatError, show, translated
 from ..formats import safetensors
 
 FORM = 1
 TOP = 16  # likeliest ids that are kept
 KEY = "specdec-corpus"  # of the metadata
-MANIFEST = "corpus.json"
 PIECE = 4 << 20  # bytes that are checked at a time
 _NAME = re.compile(r"shard-(\d{5,9})\.safetensors")
 _FORMS = {
@@ -149,6 +148,16 @@ class Shard:
         return self._whole["tokens"][start : start + int(self._whole["prompts"][i])]
 
     @property
+    def longest(self) -> int:
+        """Ids of the longest text."""
+        return max([0, *self._whole["starts"].diff().tolist()])
+
+    @property
+    def logged(self) -> bool:
+        """Whether its texts are of speculative runs."""
+        return "reached" in self._whole
+
+    @property
     def answers(self) -> list[int]:
         """Of each text, how many of its ids are the answer's."""
         return self._whole["answer_starts"].diff().tolist()
@@ -156,7 +165,7 @@ class Shard:
     def reached(self, i: int) -> Tensor | None:
         """A text's, uint8 [A]; None where the shard is not of speculative runs."""
         start, stop = self._whole["answer_starts"][i : i + 2].tolist()
-        return self._whole["reached"][start:stop] if "reached" in self._whole else None
+        return self._whole["reached"][start:stop] if self.logged else None
 
     def counts(self) -> Tensor:
         """How often each id is in an answer, int64 [vocab]."""
@@ -252,51 +261,6 @@ class Shard:
                 raise FormatError(f"{self.path}: {name}: expected ids in [0, {self._vocab}), got {least} to {most}")
         if not self._read("lse").isfinite().all() or self._read("top_logprobs").isnan().any():
             raise FormatError(f"{self.path}: lse, top_logprobs: expected numbers, got NaN or infinity")
-
-
-def read_manifest(folder) -> dict | None:
-    """What ``corpus.json`` says; None where there is none. Raises FormatError."""
-    path = os.path.join(os.fspath(folder), MANIFEST)
-    try:
-        with open(path, encoding="utf-8") as file:
-            told = json.load(file)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise FormatError(f"{path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not valid JSON: {error}") from None
-    if not isinstance(told, dict) or told.get("form") != FORM:
-        got = show(told.get("form") if isinstance(told, dict) else told)
-        raise FormatError(f"{path}: expected the manifest of a corpus, form {FORM}, got {got}")
-    return told
-
-
-def begin(folder, manifest: dict) -> None:
-    """Makes the folder and its manifest, or sees that what is there goes on with the same.
-
-    Raises OptionError that names what differs, FormatError, DiskError.
-    """
-    manifest, folder = json.loads(json.dumps({"form": FORM, **manifest})), os.fspath(folder)
-    with safetensors.disk_errors(folder):
-        os.makedirs(folder, exist_ok=True)
-    told = read_manifest(folder)
-    if told is None:
-        if shard_numbers(folder):
-            raise OptionError(f"{folder}: expected an empty folder or a corpus, got shards without {MANIFEST}")
-        safetensors.write_text(os.path.join(folder, MANIFEST), json.dumps(manifest, indent=1) + "\n")
-        return
-    for key, told_value, value in _differences(told, manifest):
-        raise OptionError(f"{folder}: holds another corpus: {key}: it has {show(told_value)}, asked for {show(value)}")
-
-
-def _differences(one, other, above=""):
-    for key in sorted({*one, *other}):
-        a, b = one.get(key), other.get(key)
-        if isinstance(a, dict) and isinstance(b, dict):
-            yield from _differences(a, b, f"{above}{key}.")
-        elif a != b:
-            yield f"{above}{key}", a, b
 
 
 def _crc32(tensor):

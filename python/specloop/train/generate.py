@@ -14,17 +14,16 @@ from __future__ import annotations
 import hashlib
 import itertools
 import random
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import torch
 
 from ..checks import integer, real
 from ..errors import ModelError, ModelFault, OptionError
 from ..models.base import Part, forward_parts
-from .corpus import TOP, Text, begin, shard_numbers, write_shard
+from .corpus import TOP, Text
+from .fill import Report, fill
 from .prompt_ids import PromptIds
 from .seeds import seed_prompts
 
@@ -66,18 +65,6 @@ class Settings:
             raise OptionError(f"temperatures: expected pairs (temperature >= 0, share >= 0), got {shares!r}")
 
 
-@dataclass
-class Report:
-    """What became of the texts that were begun: ``kept`` ones, of ``tokens`` ids, ``answers`` of them drawn as answers;
-    ``dropped``: reason -> how many. ``seconds`` that it took."""
-
-    kept: int = 0
-    tokens: int = 0
-    answers: int = 0
-    dropped: Counter = field(default_factory=Counter)
-    seconds: float = 0.0
-
-
 def generate_corpus(
     target,
     folder,
@@ -93,8 +80,9 @@ def generate_corpus(
     per pass, fewer where memory asks for it; it changes no text. ``progress(fraction)`` is called with 0 .. 1; whatever
     it raises ends the generation, and complete shards stay.
 
-    Raises OptionError (a setting; a folder with another corpus), ModelError (a target without hidden states; no prompt
-    fits; nothing that it writes can be kept), ModelFault (logits without a number), DiskError, OutOfMemory.
+    Raises OptionError (a setting; a folder with another corpus, or one that another writes to), ModelError (a target
+    without hidden states; no prompt fits; nothing that it writes can be kept), ModelFault (logits without a number),
+    DiskError, OutOfMemory.
     """
     settings = settings or Settings()
     settings.check()
@@ -105,45 +93,6 @@ def generate_corpus(
     told = manifest(target, settings, writer.prompts, about)
     write = lambda numbers: writer.write(numbers, at_once)
     return fill(folder, told, about, write, shards=shards, size=settings.texts, progress=progress)
-
-
-def fill(folder, manifest, about, write, *, shards, size, progress=None) -> Report:
-    """Has the missing ones of so many shards written, of ``size`` texts each, and says what it took.
-
-    ``manifest``: all that they are a function of, with ``about``, whose they are. ``write(numbers)`` yields (number,
-    text or why it was dropped) in any order; a shard is written when the last of its texts is there.
-    """
-    begin(folder, manifest)
-    missing = sorted(set(range(shards)) - set(shard_numbers(folder)))
-    report, started = Report(), time.perf_counter()
-    tell = progress or (lambda fraction: None)
-    numbers = [number for shard in missing for number in range(shard * size, (shard + 1) * size)]
-    found: dict[int, dict] = {shard: {} for shard in missing}
-    tell(0.0)
-    with torch.inference_mode():
-        for done, (number, outcome) in enumerate(write(numbers), 1):
-            shard = number // size
-            found[shard][number] = outcome
-            if len(found[shard]) == size:
-                _finish(folder, shard, [found[shard][n] for n in sorted(found[shard])], about, report)
-                del found[shard]
-            tell(done / len(numbers))
-    report.seconds = time.perf_counter() - started
-    return report
-
-
-def _finish(folder, shard, outcomes, about, report):
-    """Writes a shard of what is kept of it."""
-    texts = [outcome for outcome in outcomes if not isinstance(outcome, str)]
-    dropped = Counter(outcome for outcome in outcomes if isinstance(outcome, str))
-    if not texts:
-        why = ", ".join(f"{count} {reason}" for reason, count in dropped.most_common())
-        raise ModelError(f"target: shard {shard}: none of {len(outcomes)} texts can be kept: {why}")
-    write_shard(folder, shard, texts, about)
-    report.kept += len(texts)
-    report.tokens += sum(len(text.ids) for text in texts)
-    report.answers += sum(text.answer for text in texts)
-    report.dropped += dropped
 
 
 def about_target(target):
@@ -166,6 +115,7 @@ def manifest(target, settings, prompts, about) -> dict:
     settings = asdict(settings)
     return {
         **about,
+        "dtype": getattr(getattr(target.model, "weights", None), "dtype", None),
         "kv": getattr(target.model, "kv", None),
         "feature_size": target.model.feature_size,
         "seed": settings.pop("seed"),

@@ -30,14 +30,13 @@ from ..formats.draft_file import is_draft_file
 from ..formats.safetensors import read
 from .checkpoint import checksum
 from .corpus import Text
+from .fill import Report, fill
 from .generate import (
     LEAST_ANSWER,
     LOOP_FROM,
-    Report,
     Settings,
     about_target,
     choice,
-    fill,
     likeliest,
     manifest,
     most_prompt,

@@ -16,8 +16,9 @@ from specdec_kernels.stream.buffers import view_of
 
 from ..errors import FormatError, show
 from .attention import Span
-from .corpus import Shard, Text, read_manifest, shard_numbers, shard_path
+from .corpus import Shard, Text, shard_numbers, shard_path
 from .head_loss import UNKNOWN, Teacher, append
+from .manifest import read_manifest
 
 ALL = 1 << 30  # depths
 HELD_OUT = 32  # one of so many prompts is not trained on, but measured
@@ -29,10 +30,12 @@ class Samples:
     A text is held out by its prompt, so that no prompt is on both sides, whatever was added to the folder since.
     """
 
-    def __init__(self, folder, *, feature_size, vocab, target=None, names=None, held_out=HELD_OUT):
-        """``names``: of the shards, all that are there without it. ``held_out``: one of so many prompts, 0 = none."""
+    def __init__(self, folder, *, feature_size, vocab, target=None, dtype=None, names=None, held_out=HELD_OUT):
+        """``feature_size``, ``vocab``, ``target``, ``dtype``: the target's, the latter two where they are known.
+        ``names``: of the shards, all that are there without it. ``held_out``: one of so many prompts, 0 = none.
+        """
         self.folder = os.fspath(folder)
-        _check_manifest(self.folder, feature_size, target)
+        _check_manifest(self.folder, feature_size=feature_size, target=target, dtype=dtype)
         there = [os.path.basename(shard_path(self.folder, number)) for number in shard_numbers(self.folder)]
         self.names = there if names is None else list(names)
         if not self.names:
@@ -49,10 +52,9 @@ class Samples:
                 side.append((number, i))
                 self.answers += answer
         if not self.train or (held_out and not self.held_out):
-            texts = len(self.train) + len(self.held_out)
-            raise FormatError(
-                f"{self.folder}: {texts} texts are too few: some are trained on, one in {held_out} held out"
-            )
+            texts, apart = len(self.train) + len(self.held_out), f", one in {held_out} held out" if held_out else ""
+            raise FormatError(f"{self.folder}: {texts} texts are too few: some are trained on{apart}")
+        self.longest = max(shard.longest for shard in self.shards)  # ids of a text
 
     def text(self, place) -> Text:
         shard, i = place
@@ -79,10 +81,10 @@ def is_held_out(prompt, one_in=HELD_OUT):
     return bool(one_in) and zlib.crc32(view_of(prompt)) % one_in == 0
 
 
-def _check_manifest(folder, feature_size, target):
-    """What the folder says of itself, if it does, against the target's feature size and fingerprint."""
+def _check_manifest(folder, **of_target):
+    """What the folder says of itself, if it does, against what the target says."""
     told = read_manifest(folder) or {}
-    for name, wanted in (("feature_size", feature_size), ("target", target)):
+    for name, wanted in of_target.items():
         if wanted is not None and told.get(name, wanted) != wanted:
             raise FormatError(f"{folder}: {name}: expected {show(wanted)}, as the target's, got {show(told[name])}")
 
