@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specloop.draft_loader import load_draft
+from specloop.errors import OptionError
 from specloop.fingerprint import fingerprint
 from specloop.train.export import export, fitting
 from specloop.train.networks import FeatureHead, Standalone, standalone_config
@@ -182,16 +183,26 @@ def test_first_weights():
     assert torch.equal(draft.head, teacher_head())
 
 
-@pytest.mark.parametrize("parameters", [6_700_000, 13_500_000, 27_000_000])
+REAL = replace(CONFIG, vocab=49152, hidden=576, heads=9, kv_heads=3, head_dim=64)
+LEAST = 1_875_968  # of these ids
+
+
+@pytest.mark.parametrize("parameters", [6_700_000, 13_500_000, 27_000_000, 600_000_000])
 def test_sizes_of_models(parameters):
-    config = standalone_config(
-        replace(CONFIG, vocab=49152, hidden=576, heads=9, kv_heads=3, head_dim=64), parameters, 8192
-    )
+    config = standalone_config(REAL, parameters, 8192)
     with torch.device("meta"):
         draft = Standalone(config, torch.arange(8192, device="cpu"), positions=8)
     found = sum(p.numel() for p in draft.parameters())
     assert abs(found / parameters - 1) < 0.05 and config.layers == 4
     assert config.hidden == config.heads * config.head_dim and config.hidden % 32 == 0 and fitting(config) == "int8"
+
+
+@pytest.mark.parametrize("parameters", [20_000, LEAST - 1])
+def test_sizes_that_no_model_has(parameters):
+    with pytest.raises(OptionError, match=f"parameters: expected at least {LEAST} for 49152 ids, 8192 of which it can"):
+        standalone_config(REAL, parameters, 8192)
+    config = standalone_config(REAL, LEAST, 8192)
+    assert config.hidden == 32 and config.intermediate == 64
 
 
 def test_kinds():

@@ -13,10 +13,10 @@ from specloop.errors import FormatError, OptionError, TrainingError
 from specloop.fingerprint import fingerprint
 from specloop.formats.draft_file import DraftFile
 from specloop.formats.safetensors import DiskError, read, write
-from specloop.train import batch_size, checkpoint, run, trainer, vocabulary
+from specloop.train import batch_size, checkpoint, run, vocabulary
 from specloop.train.export import export
 from specloop.train.losses import LOSSES
-from specloop.train.plan import Order, Settings, runs
+from specloop.train.plan import Order, Settings, precision, runs
 from specloop.train.samples import Samples
 from specloop.train.trainer import CHECKPOINT, DRAFT, LOG, Trainer
 from trainings import (
@@ -381,6 +381,6 @@ def test_batch_size():
 
 def test_precision():
     cpu = torch.device("cpu")
-    assert trainer.precision("f32", cpu) is torch.float32 and trainer.precision("fp16", cpu) is torch.float16
-    assert trainer.precision("auto", cpu) in (torch.float32, torch.bfloat16)
+    assert precision("f32", cpu) is torch.float32 and precision("fp16", cpu) is torch.float16
+    assert precision("auto", cpu) in (torch.float32, torch.bfloat16)
     assert len(IDS) < CONFIG.vocab

@@ -77,7 +77,7 @@ def feature_head(ids=IDS, seed=0):
     return initial.feature_head(target().model, ids, positions=POSITIONS, seed=seed)
 
 
-def standalone(ids=IDS, parameters=60_000):
+def standalone(ids=IDS, parameters=420_000):
     return initial.standalone(target().model, ids, parameters, positions=POSITIONS)
 
 

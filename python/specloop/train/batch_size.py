@@ -38,3 +38,11 @@ def choose(config, depths, checkpointing, wanted, free, workers=1):
     parts = -(-wanted // most)
     parts = -(-parts // workers) * workers
     return max(1, -(-wanted // parts))
+
+
+def advice(error, rows):
+    """A line on an allocation that failed while ``rows`` were made at once (None = none were yet)."""
+    first = next(iter(str(error).splitlines()), "").strip()[:200] or type(error).__name__
+    at_once = "" if rows is None else f" with {rows} rows at once"
+    fewer = "fewer at once (--micro-rows)" if rows is None else f"fewer (--micro-rows {max(1, rows // 2)})"
+    return f"there is too little memory{at_once}: {fewer} or --checkpointing need less ({first})"

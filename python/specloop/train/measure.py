@@ -18,9 +18,9 @@ class Held:
         step = max(1, len(samples.held_out) // 256)
         spread = [place for start in range(step) for place in samples.held_out[start::step]]
         self.places, total = [], 0
-        for place in spread:
+        for place, answer in zip(spread, samples.lengths(spread), strict=True):
             self.places.append(place)
-            total += samples.text(place).answer
+            total += answer
             if total >= rows:
                 break
 
@@ -31,7 +31,7 @@ class Held:
         ``values``: of the draft's parameters. ``alpha``: sum of min(p, q), the acceptance at T = 1 of a token that is
         i guesses behind the target's last word; ``agreed``: how often the argmaxes agree, the acceptance at T = 0.
         """
-        lengths = [self._samples.text(place).answer for place in self.places]
+        lengths = self._samples.lengths(self.places)
         seen, counts, before, draft.compute = 0, 0, draft.compute, torch.float32
         try:
             for run in runs(range(len(self.places)), lengths, 1024):

@@ -13,9 +13,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from ..errors import OptionError
 from ..models import rope
 from ..models.config import LlamaConfig
 from .attention import Span, attend
+
+WIDTH, INNER = 32, 64  # steps of a model's own width and inner width, and the least of them
 
 
 class Layer(nn.Module):
@@ -72,10 +75,18 @@ class Draft(nn.Module):
         self.norm = nn.Parameter(torch.ones(config.hidden))
         self.head = nn.Parameter(torch.empty(len(draft_ids), config.hidden))
         self.register_buffer("draft_ids", torch.as_tensor(draft_ids, dtype=torch.int64), persistent=False)
-        cos, sin = rope.table(config, positions).chunk(2, 1)
+        self.checkpointing = False
+        self._turns(positions)
+
+    def reach(self, positions):
+        """From now on it takes texts that have so many positions, or more."""
+        if positions > len(self.cos):
+            self._turns(positions)
+
+    def _turns(self, positions):
+        cos, sin = rope.table(self.config, positions).to(self.head.device).chunk(2, 1)
         self.register_buffer("cos", cos.contiguous(), persistent=False)
         self.register_buffer("sin", sin.contiguous(), persistent=False)
-        self.checkpointing = False
 
     def product(self, x, weight, float32=True):
         y = F.linear(x.to(self.compute), weight.to(self.compute))
@@ -184,16 +195,31 @@ def feature_config(target: LlamaConfig) -> LlamaConfig:
 
 def standalone_config(target: LlamaConfig, parameters: int, columns: int) -> LlamaConfig:
     """About ``parameters`` in all, embedding included: four layers, wide rather than deep, since a thin draft's time
-    goes into calls, not into bytes. The width takes at most 85 % of them for embedding and head.
+    goes into calls, not into bytes. The width takes at most 85 % of them for embedding and head. Raises OptionError
+    where not even the thinnest has so few.
     """
     layers, rows = 4, target.vocab + columns
-    hidden = max(32, int(0.85 * parameters / rows) // 32 * 32)
-    head_dim = 64 if hidden % 64 == 0 else 32
-    heads = hidden // head_dim
-    kv_heads = next(n for n in (heads // 3, heads // 2, 1) if n and heads % n == 0)
-    attention = 2 * hidden * (heads + kv_heads) * head_dim
+
+    def heads_of(hidden):
+        """(heads, key heads, size of a head, parameters of a layer's attention)"""
+        size = 64 if hidden % 64 == 0 else 32
+        heads = hidden // size
+        kv_heads = next(n for n in (heads // 3, heads // 2, 1) if n and heads % n == 0)
+        return heads, kv_heads, size, 2 * hidden * (heads + kv_heads) * size
+
+    def least_of(hidden):
+        """All parameters, at least."""
+        return rows * hidden + layers * (heads_of(hidden)[3] + 3 * hidden * INNER)
+
+    if parameters < least_of(WIDTH):
+        wanted = f"at least {least_of(WIDTH)} for {target.vocab} ids, {columns} of which it can say"
+        raise OptionError(f"parameters: expected {wanted}, got {parameters}")
+    hidden = max(WIDTH, int(0.85 * parameters / rows) // WIDTH * WIDTH)
+    while least_of(hidden) > parameters:
+        hidden -= WIDTH
+    heads, kv_heads, head_dim, attention = heads_of(hidden)
     room = (parameters - rows * hidden) / layers - attention
-    intermediate = max(64, round(room / (3 * hidden) / 64) * 64)
+    intermediate = max(INNER, round(room / (3 * hidden) / INNER) * INNER)
     return LlamaConfig(
         layers=layers, hidden=hidden, intermediate=intermediate, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
         vocab=target.vocab, context=target.context, rope_theta=target.rope_theta, rms_eps=target.rms_eps, tied=False,

@@ -13,6 +13,7 @@ from .losses import LOSSES
 
 KINDS = ("feature", "model")
 PRECISIONS = {"auto": None, "f32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Settings:
     clip: float = 1.0
     ema: float = 0.995
     seed: int = 0
-    vocabulary: int = 8192
+    vocabulary: int | None = None  # ids that it can say; None = those of the start, or vocabulary.py's number
     parameters: int = 13_500_000  # of kind "model"
     logged_from: float = 0.9  # share of the training after which logged contexts take part, if there are some,
     logged_share: float = 0.5  # with so much of a step's rows
@@ -68,7 +69,8 @@ class Settings:
             ("logged_shards", 0),
         ):
             value = getattr(self, name)
-            expect(name, count(value) and least <= value < 2**31, f"an integer of at least {least}")
+            right = count(value) and least <= value < 2**31
+            expect(name, right or (name == "vocabulary" and value is None), f"an integer from {least} to {2**31 - 1}")
         expect("micro_rows", self.micro_rows is None or (count(self.micro_rows) and self.micro_rows > 0), "a count")
         for name in ("decay", "warm_up", "head_from", "ema", "logged_from", "logged_share"):
             value = getattr(self, name)
@@ -101,6 +103,18 @@ class Settings:
             return self.rate * max(progress / self.warm_up, 0.05)
         share = min(1.0, (progress - self.warm_up) / max(1e-9, 1 - self.warm_up))
         return self.last_rate + (self.rate - self.last_rate) * (1 + math.cos(math.pi * share)) / 2
+
+
+def precision(name, device):
+    """The dtype of products: bf16 where "auto" finds that the device multiplies it fast."""
+    if name != "auto":
+        return PRECISIONS[name]
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    from torch.backends import cpu
+
+    fast = "AVX512" in cpu.get_cpu_capability() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.bfloat16 if fast else torch.float32
 
 
 class Order:

@@ -8,7 +8,6 @@ resumes where it was, but no two are the same.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -16,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from ..errors import OptionError, TrainingError, show
+from ..errors import OutOfMemory, TrainingError
+from ..pressure import is_out_of_memory
 from ..stats import peak_memory
-from . import batch_size, checkpoint, initial
+from . import batch_size, checkpoint, initial, state
 from .head_loss import HeadLoss, with_ones
+from .log import append, finite
 from .measure import Held
-from .plan import PRECISIONS, Order, Settings, runs
+from .plan import NAMES, Order, Settings, precision, runs
 from .samples import collate
 
 CHECKPOINT, DRAFT, LOG = "checkpoint.safetensors", "draft.safetensors", "log.jsonl"
@@ -75,6 +76,7 @@ class Trainer:
         self.places = [(self.samples, place) for place in self.samples.train]
         self.places += [] if logged is None else [(logged, place) for place in logged.train]
         self.lengths = [source.lengths([place])[0] for source, place in self.places]
+        self.draft.reach(max(source.longest for source, _ in self.places) + self.depths)
 
     def _begin(self, *at):
         """The orders of the corpus' texts and of those that were logged; ``at``: (epoch, texts given out) of each."""
@@ -102,7 +104,18 @@ class Trainer:
         return min(1.0, self.step / s.steps if s.steps is not None else self.elapsed / (60 * s.minutes))
 
     def run(self):
-        """Trains to the end, or until ``stop``. Returns whether it came to the end."""
+        """Trains to the end, or until ``stop``. Returns whether it came to the end.
+
+        Raises TrainingError, OutOfMemory, DiskError; what :meth:`resume` raises where the folder has a state.
+        """
+        try:
+            return self._run()
+        except Exception as error:
+            if isinstance(error, OutOfMemory) or not is_out_of_memory(error):
+                raise
+            raise OutOfMemory(f"{batch_size.advice(error, self.micro_rows)}; {self._kept()}") from None
+
+    def _run(self):
         os.makedirs(self.folder, exist_ok=True)
         path = self.checkpoint
         if os.path.exists(path):
@@ -226,10 +239,13 @@ class Trainer:
     def _no_number(self, what, place, numbers):
         source, first = self.places[numbers[0]]
         where = f"step {self.step}, epoch {place[0]}, from text {first[1]} of {source.names[first[0]]} on"
-        last = "there is no state that was saved before"
-        if self._saved is not None:
-            last = f"the last good state, of step {self._saved}, is {self.checkpoint}"
-        return TrainingError(f"the {what} is no finite number ({where}); {last}")
+        return TrainingError(f"the {what} is no finite number ({where}); {self._kept()}")
+
+    def _kept(self):
+        """What is left of a training that failed."""
+        if self._saved is None:
+            return "there is no state that was saved before"
+        return f"the last good state, of step {self._saved}, is {self.checkpoint}"
 
     def _measure(self):
         began = time.monotonic()
@@ -241,8 +257,7 @@ class Trainer:
             torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else peak_memory()
         )
         self.measured.append(report)
-        with open(os.path.join(self.folder, LOG), "a", encoding="utf-8") as log:
-            log.write(json.dumps(report | {"training": self._recent}) + "\n")
+        append(os.path.join(self.folder, LOG), report | {"training": self._recent})
 
     def _line(self):
         shown = lambda values: " ".join(f"{v:.3f}" for v in values)
@@ -270,14 +285,14 @@ class Trainer:
 
     def save(self):
         """The state, and the draft as it is now."""
-        state = {
+        told = {
             "settings": self.settings.as_dict(), "about": self.about, "shards": self.samples.names,
             "step": self.step, "elapsed": self.elapsed, "visits": self.visits, "measured": self.measured,
             "orders": [(order.epoch, order.at) for order in (self.order, self.logged_order or self.order)],
             "logged": self.logged and self.logged.names, "micro_rows": self.micro_rows,
-            "scaler": self.scaler.state_dict(),
+            "products": NAMES[self.dtype], "scaler": self.scaler.state_dict(),
         }  # fmt: skip
-        checkpoint.save(self.checkpoint, self.draft, self.ema, self.optimizer, state)
+        checkpoint.save(self.checkpoint, self.draft, self.ema, self.optimizer, told)
         self._saved = self.step
         self.export(os.path.join(self.folder, DRAFT), self.ema, self.recipe())
 
@@ -288,44 +303,20 @@ class Trainer:
         corpus = {"shards": len(self.samples.names), "texts": len(lengths), "answer_rows": sum(lengths)}
         told = {"settings": self.settings.as_dict(), "step": self.step, "visits": self.visits, "corpus": corpus}
         told["logged"] = self.logged and {"shards": len(self.logged.names), "texts": len(self.logged.train)}
-        return told | {"elapsed": self.elapsed, "held_out": last}
+        return told | {"elapsed": self.elapsed, "held_out": finite(last)}
 
     def resume(self, path):
         """Goes on from a state. Raises OptionError if it belongs to another training, FormatError if it is damaged."""
-        tensors, state = checkpoint.load(path)
-        state["settings"] = json.loads(json.dumps(Settings.from_dict(state.get("settings")).as_dict()))
-        for name, mine in (
-            ("settings", self.settings.as_dict()),
-            ("about", self.about),
-            ("shards", self.samples.names),
-            ("logged", self.logged and self.logged.names),
-        ):
-            if json.loads(json.dumps(mine)) != state.get(name):
-                theirs, mine = state.get(name), json.loads(json.dumps(mine))
-                if isinstance(mine, dict) and isinstance(theirs, dict):
-                    name, mine, theirs = next(
-                        (k, mine.get(k), theirs.get(k)) for k in mine if mine.get(k) != theirs.get(k)
-                    )
-                raise OptionError(f"{name}: {path} is of a training with {show(theirs)}, got {show(mine)}")
+        tensors, told = checkpoint.load(path)
+        mine = {"about": self.about, "shards": self.samples.names, "logged": self.logged and self.logged.names}
+        state.check(path, told, self.settings, NAMES[self.dtype], **mine)
         checkpoint.restore(path, tensors, self.draft, self.ema, self.optimizer)
-        self.step, self.elapsed, self.visits = state["step"], state["elapsed"], state["visits"]
-        self.measured, self.micro_rows = state["measured"], state["micro_rows"]
-        self._begin(*state["orders"])
-        self.scaler.load_state_dict(state["scaler"])
+        self.step, self.elapsed, self.visits = told["step"], told["elapsed"], told["visits"]
+        self.measured, self.micro_rows = told["measured"], self.settings.micro_rows or told["micro_rows"]
+        self._begin(*told["orders"])
+        self.scaler.load_state_dict(told["scaler"])
         self._saved = self.step
 
 
 class _Stopped(Exception):
     """``stop`` was, while contexts were logged."""
-
-
-def precision(name, device):
-    """The dtype of products: bf16 where "auto" finds that the device multiplies it fast."""
-    if name != "auto":
-        return PRECISIONS[name]
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
-    from torch.backends import cpu
-
-    fast = "AVX512" in cpu.get_cpu_capability() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return torch.bfloat16 if fast else torch.float32
