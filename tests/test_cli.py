@@ -278,6 +278,19 @@ def test_intervals():
     assert 0.9 <= low <= 1.0 <= high <= 1.1
 
 
+def test_a_progress_line_is_no_wider_than_the_terminal(monkeypatch):
+    import io
+
+    for columns, label in ((80, "step 1 " + 90 * "x"), (80, "short"), (20, "short")):
+        screen = io.StringIO()
+        screen.isatty = lambda: True
+        monkeypatch.setattr(sys, "stderr", screen)
+        monkeypatch.setattr("specloop.live.columns", lambda file, columns=columns: columns)
+        cli._progress(label, 0.5)
+        line = screen.getvalue().removeprefix("\r\x1b[K")
+        assert line.startswith(label[:5]) and len(line) <= columns - 1 and (columns < 40 or line.endswith("]  50%"))
+
+
 def test_help_needs_no_torch():
     code = "import sys\nfrom specloop.cli import run\nrun(['generate', '--help'])\nassert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -102,7 +102,7 @@ def texts(seed):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_the_text_is_that_without_a_line(seed, monkeypatch):
-    monkeypatch.setattr("specloop.live._columns", lambda file: COLUMNS)
+    monkeypatch.setattr("specloop.live.columns", lambda file: COLUMNS)
     screen, alone = Screen(), Screen()
     view, stream, clock = view_on(screen, out=screen)
     seen = 0

@@ -21,6 +21,7 @@ import typer
 from . import cli_options as flags
 from . import train_options as trained
 from .errors import OptionError, PromptError, SpecloopError
+from .interrupts import Interrupts
 
 # torch says so where NumPy is not installed; nothing here uses it.
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
@@ -94,7 +95,7 @@ def generate(
     pair = _load(model, options["draft"], memory_budget=flags.bytes_of(memory_budget), **loading)
     stream = pair.stream(text, **options)
     view = View(stream, shown=stats, out=None if as_json else sys.stdout)
-    with _interrupts(stream.cancel), view:
+    with Interrupts(stream.cancel), view:
         for event in stream:
             view.write(event.text)
     result = stream.result
@@ -253,8 +254,8 @@ def train(
     target: trained.Target = "smollm2",
     dtype: trained.Dtype = "int8",
     shards: trained.Shards = None,
-    answer_tokens: trained.AnswerTokens = 192,
-    made_up: trained.MadeUp = 0.3,
+    answer_tokens: trained.AnswerTokens = None,
+    made_up: trained.MadeUp = None,
     kind: trained.Kind = "feature",
     minutes: trained.Minutes = None,
     steps: trained.Steps = None,
@@ -266,7 +267,7 @@ def train(
     last_rate: trained.LastRate = 1e-4,
     ema: trained.Ema = 0.995,
     seed: trained.Seed = 0,
-    vocabulary: trained.Vocabulary = 8192,
+    vocabulary: trained.Vocabulary = None,
     parameters: trained.Parameters = 13.5e6,
     precision: trained.Precision = "auto",
     checkpointing: trained.Checkpointing = False,
@@ -277,29 +278,29 @@ def train(
     threads: trained.Threads = None,
     as_json: flags.Json = False,
 ):
-    """Trains a draft for a model, by distillation from text that the model wrote. Ctrl-C saves and ends."""
+    """Trains a draft for a model, by distillation from text that the model wrote. Ctrl-C or SIGTERM saves and ends."""
     settings = trained.settings_of(locals())
-    from .train.generate import Settings as Writing
+    writing, given = trained.writing_of(locals())
+    from .train.log import finite
     from .train.run import train as run
     from .train.run import write_corpus
 
-    writing = Writing(seed=seed, answer_tokens=answer_tokens, made_up=made_up)
     ended = threading.Event()
 
     def tell(fraction):
         if ended.is_set():
-            raise KeyboardInterrupt
+            raise typer.Exit(signals.code)
         _training(fraction, "the target writes")
 
-    with _interrupts(ended.set):
+    with Interrupts(ended.set, signal.SIGTERM) as signals:
         where = {"target": target, "dtype": dtype, "device": device, "threads": threads}
-        write_corpus(corpus, writing, shards=shards, progress=tell, **where)
+        write_corpus(corpus, writing, shards=shards, given=given, progress=tell, **where)
         more = {"start": start, "logged": logged, "writing": writing}
         trainer, done = run(corpus, out, settings, progress=_training, stop=ended.is_set, **more, **where)
     _progress(None, 1.0)
-    print(json.dumps(trainer.measured[-1:] and trainer.measured[-1]) if as_json else trainer.report())
+    print(json.dumps(finite(trainer.measured[-1:] and trainer.measured[-1])) if as_json else trainer.report())
     if not done:
-        raise typer.Exit(130)
+        raise typer.Exit(signals.code)
 
 
 def _training(fraction, text):
@@ -367,29 +368,14 @@ def _progress(label, fraction):
     """Draws a bar on a terminal; ``label`` None removes it."""
     if not sys.stderr.isatty():
         return
-    width = 30
-    bar = "" if label is None else f"{label} [{'#' * int(fraction * width):<{width}}] {fraction:4.0%}"
-    sys.stderr.write(f"\r\x1b[K{bar}")
+    from .live import columns
+
+    width, line = 30, ""
+    if label is not None:
+        bar, room = f" [{'#' * int(fraction * width):<{width}}] {fraction:4.0%}", columns(sys.stderr) - 1
+        line = f"{label[: max(8, room - len(bar))]}{bar}"[:room]  # a line that is wider would stay at every step
+    sys.stderr.write(f"\r\x1b[K{line}")
     sys.stderr.flush()
-
-
-class _interrupts:
-    """The first Ctrl-C calls ``cancel``, a second one is a KeyboardInterrupt as usual."""
-
-    def __init__(self, cancel):
-        self.cancel = cancel
-
-    def __enter__(self):
-        self.before = signal.getsignal(signal.SIGINT)
-        if self.before is signal.default_int_handler:  # not where someone chose to ignore it
-            signal.signal(signal.SIGINT, self._first)
-
-    def _first(self, *_):
-        signal.signal(signal.SIGINT, self.before)
-        self.cancel()
-
-    def __exit__(self, *_):
-        signal.signal(signal.SIGINT, self.before)
 
 
 def main(arguments=None) -> None:

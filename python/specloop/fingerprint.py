@@ -14,7 +14,7 @@ import struct
 
 FORM = b"specdec target 1"
 EXPONENT = 0x7F80  # of bfloat16
-_COUNTS = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
+COUNTS = ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab")
 
 
 def fingerprint(model, tokenizer) -> str | None:
@@ -36,7 +36,7 @@ def digest(config, norms, tokenizer) -> str:
     import torch
 
     found = hashlib.sha256(FORM)
-    numbers = [getattr(config, name) for name in _COUNTS]
+    numbers = [getattr(config, name) for name in COUNTS]
     # Real numbers as float32, which is what a GGUF holds of them.
     found.update(struct.pack("<7q2f2?", *numbers, config.rope_theta, config.rms_eps, config.qkv_bias, config.qk_norm))
     found.update(f" {tokenizer.fingerprint} ".encode())

@@ -31,7 +31,7 @@ class View:
         self.shown = shown and is_terminal(self.err)
         self._together = self.shown and is_terminal(out)
         self._line, self._due, self._past = "", clock() + REFRESH, []
-        self._column, self._columns = 0, _columns(self.err) if self.shown else 80
+        self._column, self._columns = 0, columns(self.err) if self.shown else 80
 
     def write(self, text: str) -> None:
         """A piece of the text, perhaps empty: call it once per token."""
@@ -63,7 +63,7 @@ class View:
 
     def _refresh(self):
         now = self.clock()
-        self._due, self._columns = now + REFRESH, _columns(self.err)
+        self._due, self._columns = now + REFRESH, columns(self.err)
         line = self._status(self.stream.result.stats, now)
         self._line = "".join(c if c.isascii() and c.isprintable() else "?" for c in line)[: self._columns - 1]
 
@@ -105,7 +105,8 @@ def is_terminal(file) -> bool:
     return file is not None and file.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
-def _columns(file) -> int:
+def columns(file) -> int:
+    """Of the terminal."""
     try:
         return os.get_terminal_size(file.fileno()).columns or 80
     except (OSError, ValueError):

@@ -8,6 +8,7 @@ import torch
 import specdec_kernels as sk
 from specdec_kernels.stream import parse_bytes
 
+from .checks import one_of
 from .errors import FormatError, ModelError, OptionError, translated
 from .fingerprint import digest
 from .formats.locate import find_model, is_pack, open_checkpoint
@@ -20,6 +21,7 @@ from .models.llama import Llama
 from .models.pool import DTYPES as CACHES
 from .models.pool import PAGE
 from .models.weights import Layer, Resident, Streamed, norms_of
+from .options import DEVICES
 
 
 def load_model(
@@ -229,8 +231,10 @@ def checkpoint_norms(checkpoint):
 
 
 def choose_device(name):
-    """ "cpu" or "cuda" for what the user asked for. Raises OptionError where a GPU is asked for that can't be used."""
-    if name == "cpu":
+    """ "cpu" or "cuda" for what the user asked for. Raises OptionError where a GPU is asked for that can't be used, or
+    something that is no device.
+    """
+    if one_of("device", name, DEVICES) == "cpu":
         return name
     reason = f"this torch ({torch.__version__}) sees none"
     if torch.cuda.is_available():

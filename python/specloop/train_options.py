@@ -7,6 +7,7 @@ from typing import Annotated, Optional
 
 import typer
 
+from .checks import real
 from .errors import OptionError
 
 Flag = typer.Option
@@ -14,10 +15,14 @@ Flag = typer.Option
 Corpus = Annotated[str, typer.Argument(help="folder with the target's text and hidden states; made if it is not there")]
 Shards = Annotated[
     Optional[int],
-    Flag("--shards", help="the target writes those of so many that are missing; default: as there are, or 16"),
+    Flag("--shards", help="the target writes those of so many that are missing; default: as last time, or 16"),
 ]
-AnswerTokens = Annotated[int, Flag("--answer-tokens", help="most tokens of an answer that the target writes")]
-MadeUp = Annotated[float, Flag("--made-up", help="share of the prompts that the target makes up, too")]
+AnswerTokens = Annotated[
+    Optional[int], Flag("--answer-tokens", help="most tokens of an answer that the target writes; default: 192")
+]
+MadeUp = Annotated[
+    Optional[float], Flag("--made-up", help="share of the prompts that the target makes up, too; default: 0.3")
+]
 Target = Annotated[str, Flag("--target", help="smollm2, or a path: the model that made the corpus")]
 Dtype = Annotated[str, Flag("--dtype", help="int8, bf16 or f32: what the corpus was made with")]
 Out = Annotated[str, Flag("--out", help="folder for checkpoint, draft and log; training goes on where it has a state")]
@@ -35,7 +40,9 @@ Rate = Annotated[float, Flag("--rate", help="highest learning rate")]
 LastRate = Annotated[float, Flag("--last-rate", help="where its cosine ends")]
 Ema = Annotated[float, Flag("--ema", help="of the weights, per step")]
 Seed = Annotated[int, Flag("--seed")]
-Vocabulary = Annotated[int, Flag("--vocabulary", help="ids that the draft can say")]
+Vocabulary = Annotated[
+    Optional[int], Flag("--vocabulary", help="ids that the draft can say; default: the start's, or 8192")
+]
 Parameters = Annotated[float, Flag("--parameters", help="of a model of its own, e.g. 13.5e6")]
 Precision = Annotated[str, Flag("--precision", help="auto, f32, bf16 or fp16")]
 Checkpointing = Annotated[bool, Flag("--checkpointing", help="less memory, more time: activations are made again")]
@@ -68,7 +75,15 @@ def settings_of(given: dict):
     losses = {} if given["loss"] is None else {"losses": _losses(given["loss"])}
     if named["minutes"] is None and named["steps"] is None:
         named["minutes"] = 45.0
-    return Settings(**named, parameters=int(given["parameters"]), **losses)
+    return Settings(**named, parameters=int(real("parameters", given["parameters"], 1)), **losses)
+
+
+def writing_of(given: dict):
+    """The corpus' settings of the command's arguments, and the names of those that were given for the corpus alone."""
+    from .train.generate import Settings
+
+    named = {name: given[name] for name in ("answer_tokens", "made_up") if given[name] is not None}
+    return Settings(seed=given["seed"], **named), tuple(named)
 
 
 def _losses(texts):
