@@ -13,7 +13,7 @@ from specloop.errors import FormatError, ModelError, OptionError
 from specloop.formats import safetensors
 from specloop.loader import choose_device
 from specloop.models.blueprint import DTYPES
-from specloop.train import generate, run
+from specloop.train import generate, lock, run
 from specloop.train.corpus import shard_numbers, write_shard
 from specloop.train.generate import Settings as Writing
 from specloop.train.lock import alone
@@ -30,6 +30,7 @@ from versions import Vocabulary
 pytestmark = pytest.mark.usefixtures("one_thread")
 WRITING = Writing(texts=2, answer_tokens=8, prompt_tokens=60, made_up=0.0, repeats=1.0)
 KEY = "specdec-training"
+needs_locks = pytest.mark.skipif(lock.fcntl is None, reason="this system has no flock")
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +146,7 @@ def test_the_dtype_of_the_target_is_the_corpus_own(corpus, tmp_path, monkeypatch
 # ---- who else is there, and how it is ended --------------------------------------------------------------------------
 
 
+@needs_locks
 def test_one_training_at_a_time(corpus, tmp_path):
     seen = []
 
@@ -158,6 +160,7 @@ def test_one_training_at_a_time(corpus, tmp_path):
         pass
 
 
+@needs_locks
 def test_one_at_a_time_writes_a_corpus(tmp_path):
     with alone(tmp_path, "busy"), pytest.raises(OptionError, match="corpus: another process is writing to"):
         write(tmp_path, shards=1)

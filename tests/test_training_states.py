@@ -116,7 +116,7 @@ def test_fp16_that_overflows(corpus, tmp_path):
         RuntimeError(
             "[enforce fail at x.cpp] . DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes."
         ),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."),
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."),
         MemoryError(),
     ],
 )
