@@ -96,6 +96,7 @@ def test_streams_go_on_with_the_new_version(packs, streams):
 def test_many_swaps_leave_nothing_behind(packs, streams):
     """Reports 60 and 64."""
     wanted = [alone(pack, PROMPT, 12) for pack in packs]
+    gc.collect()  # what earlier tests left would go in between
     before, threads = files(), set(threading.enumerate())
     with loaded(packs[0], room_for_two(packs[0]) if streams else None, k=3) as pair:
         pair.ready()
@@ -158,6 +159,7 @@ def test_a_damaged_version_is_refused_before_the_exchange(packs, streams):
     with loaded(a, room_for_two(a) if streams else None) as pair:
         request = pair.stream(PROMPT, max_new_tokens=30)
         tokens = [next(request).token]
+        gc.collect()  # what earlier tests left would go in between
         before, threads = files(), set(threading.enumerate())
         for _ in range(3):
             with pytest.raises(WeightsError, match="damaged"):
