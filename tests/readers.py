@@ -1,6 +1,5 @@
 """Disks that misbehave: functions to pass as ``pread``, and files to read."""
 
-import contextlib
 import ctypes
 import errno
 import mmap
@@ -121,15 +120,6 @@ class Gate:
             self.entered += 1
         self._open.wait(20)
         return pread(fd, view, offset)
-
-
-@contextlib.contextmanager
-def one_thread():
-    """Comparing bytes with threads that have to be called costs more than it saves where cores are busy."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def working(engine, folder):

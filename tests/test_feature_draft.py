@@ -11,6 +11,7 @@ import torch
 from specloop.costs import CostCurve
 from specloop.draft_loader import load_draft
 from specloop.drafts.lookup import LookupDraft
+from specloop.drafts.model import LEAST_REACH
 from specloop.errors import FormatError, OptionError
 from specloop.formats.draft_file import DraftFile
 from specloop.pair import Pair
@@ -216,6 +217,15 @@ def test_confidence_ends_chains(path):
             for c in (0.0, 0.3, 1.0)
         ]
         assert lengths[0] > lengths[1] >= lengths[2] and lengths[2] <= 1
+
+
+def test_an_automatic_k_is_shortened_by_doubt(path):
+    with pair_with(path) as pair:
+        pair.ready()
+        for given, reach in (({"k": "auto"}, LEAST_REACH), ({"k": 3}, 0.0)):
+            options, follows = pair._checked(given)
+            draft = make_draft(pair, options, 64, follows, pair.seat(64)).draft.drafts[-1]
+            assert draft.name == "feature" and draft.reach == reach
 
 
 def test_a_head_that_fails_costs_a_round(path):

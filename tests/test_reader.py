@@ -15,12 +15,7 @@ from specdec_kernels.stream import Reader, StreamError, aligned_empty
 from specdec_kernels.stream.reader import ENGINES
 
 PAGE = 4096
-
-
-@pytest.fixture(autouse=True)
-def few_threads():
-    with readers.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")  # comparing bytes with more costs more than it saves
 
 
 @pytest.fixture(params=ENGINES)

@@ -17,12 +17,7 @@ from specdec_kernels.stream.files import pread
 from specdec_kernels.stream.reader import ENGINES, THREADS
 
 PAGE = 4096
-
-
-@pytest.fixture(autouse=True)
-def few_threads():
-    with readers.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")  # comparing bytes with more costs more than it saves
 
 
 @pytest.fixture(params=ENGINES)
