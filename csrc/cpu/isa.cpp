@@ -63,6 +63,18 @@ Isa machine_isa() {
   return best;
 }
 
+bool fetch_every_line() {
+#if SK_X86
+  static const bool intel = [] {
+    __builtin_cpu_init();
+    return __builtin_cpu_is("intel") != 0;
+  }();
+  return intel;
+#else
+  return false;
+#endif
+}
+
 Isa isa() { return current().load(std::memory_order_relaxed); }
 
 const char* isa_name(Isa which) {

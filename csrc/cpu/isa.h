@@ -51,5 +51,6 @@ Isa isa();                        // the set in use: the machine's best, or SPEC
 Isa machine_isa();                // the best that this machine can run
 const char* isa_name(Isa which);  // "scalar", "avx2", "avx512", "neon", "dotprod"
 bool set_isa(const char* name);   // for tests and benchmarks; false if the machine can't run it
+bool fetch_every_line();          // see fetch.h
 
 }  // namespace sk
