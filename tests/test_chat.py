@@ -1,5 +1,11 @@
 """Chat templates: what they give, and that none of them can hang or eat the memory."""
 
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -7,7 +13,7 @@ import pytest
 
 from specloop.errors import PromptError, TemplateError
 from specloop.formats.gguf import GGUF
-from specloop.text import chat
+from specloop.text import chat, template_process
 from specloop.text.chat import chat_prompt
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -149,6 +155,58 @@ def test_worker_that_dies_or_does_not_start(monkeypatch, tmp_path):
     monkeypatch.setattr("sys.executable", str(tmp_path / "missing"))
     with pytest.raises(TemplateError, match="its process did not start"):
         chat_prompt("x", USER)
+
+
+def kept():
+    """The id of the process that waits for the next template."""
+    (process,) = template_process._kept
+    return process._process.pid
+
+
+def test_the_next_template_needs_no_new_process():
+    chat_prompt("x", USER)
+    before = kept()
+    assert chat_prompt("{{ messages[0].content }}", USER) == "Hi"
+    with pytest.raises(TemplateError, match="Undefined"):
+        chat_prompt("{{ nothing.at.all }}", USER)
+    with pytest.raises(TemplateError, match=TIME):  # its own fork ends, the one that waits does not
+        chat_prompt(RUNAWAYS["power modulo"][0], USER)
+    assert chat_prompt("y", USER) == "y" and kept() == before
+
+
+def test_a_process_that_ended_meanwhile_is_replaced():
+    chat_prompt("x", USER)
+    before = kept()
+    os.kill(before, signal.SIGKILL)
+    assert chat_prompt("y", USER) == "y" and kept() != before
+
+
+def test_a_fork_has_a_process_of_its_own():
+    """Two that wrote to the same pipe would get each other's prompts."""
+    chat_prompt("x", USER)
+    before = kept()
+    child = os.fork()
+    if not child:
+        ended = 1
+        with contextlib.suppress(BaseException):
+            ended = int(not (chat_prompt("y", USER) == "y" and kept() != before))
+        template_process._close()
+        os._exit(ended)
+    assert os.waitpid(child, 0)[1] == 0
+    assert chat_prompt("z", USER) == "z" and kept() == before
+
+
+@pytest.mark.parametrize("how", ["nothing asked", "nobody to ask"])
+def test_the_process_ends_by_itself(how):
+    worker = chat._WORKER.read_text()
+    assert "IDLE_SECONDS = 10.0" in worker
+    command = [sys.executable, "-c", worker.replace("IDLE_SECONDS = 10.0", "IDLE_SECONDS = 0.2"), json.dumps(sys.path)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    if how == "nobody to ask":
+        process.stdin.close()
+    assert process.wait(20) == 0
+    process.stdin.close()
+    process.stdout.close()
 
 
 @pytest.mark.parametrize(
