@@ -2,6 +2,7 @@
 // probabilities as they are; over the whole vocabulary or over a part of it.
 #pragma once
 #include <cstdint>
+#include <vector>
 
 #include "cpu/row.h"
 
@@ -24,7 +25,7 @@ class DraftRow {
   enum class Kind { kPoint, kLogits, kProbs };
 
   int64_t column(int64_t id) const;  // the first column of an id >= id
-  double value(int64_t column) const;
+  void spread();                     // q of all columns, for group()
 
   Kind kind_ = Kind::kPoint;
   Row row_;
@@ -32,6 +33,11 @@ class DraftRow {
   const int32_t* ids_ = nullptr;
   int64_t id_ = 0;
   double weight_ = 1.0, total_ = 1.0;  // q = weight / total; for logits, total is 0 until it is needed
+
+  // With ids, what group() reads: q of every column, and the first column of every group of target ids.
+  std::vector<double> q_;
+  std::vector<int64_t> first_;
+  bool spread_ = false;
 };
 
 }  // namespace sk

@@ -16,9 +16,9 @@ DRIFT = math.log(1.3)  # by which rounds may disagree with what was measured
 ENOUGH = 16  # passes over so many rows, before they may disagree
 
 # Of passes over 1, 2, ... rows, in passes over one: to decide by where a decision has to be the same at every load, on
-# any machine. Of a model in memory what int8 kernels take of a 135M model on two cores, between the two ways in which
-# those lay to each other when it was measured (docs/measurements.md).
-NOMINAL = (1.0, 1.1, 1.2, 1.29, 1.37, 1.44, 1.58, 1.64, 1.75, 1.85, 1.95, 2.05, 2.15, 2.25, 2.35, 2.45)
+# any machine, and to hope for where others disturbed the measurement. Of a model in memory what int8 kernels take of a
+# 135M model on two cores, between what an Intel and an AMD took when it was measured (docs/measurements.md).
+NOMINAL = (1.0, 1.08, 1.15, 1.22, 1.29, 1.36, 1.46, 1.54, 1.67, 1.78, 1.88, 1.98, 2.08, 2.18, 2.28, 2.38)
 NOMINAL_STREAMED = tuple(1.0 + 0.02 * n for n in range(16))
 NOMINAL_DRAFT = 0.1  # of a draft model that does not say how large it is
 
@@ -96,6 +96,19 @@ class CostCurve(Sequence):
             highest = max(highest, seconds * math.exp(news))  # more rows can't cost less: that is noise
             costs.append(highest)
         return tuple(costs)
+
+
+def nominal_costs(model) -> tuple[float, ...]:
+    """Of passes of the model over 1, 2, ... rows, in passes over one."""
+    return NOMINAL_STREAMED if getattr(model, "streams", False) else NOMINAL
+
+
+def hopeful(costs: Sequence[float], nominal: Sequence[float]) -> list[float]:
+    """Costs that others at work may have spoilt, none dearer than the nominal ones are.
+
+    A draft that is tried in vain is soon known to be dear, by the rounds; one that is never tried stays so.
+    """
+    return [min(seconds, costs[0] * _extended(nominal, n)) for n, seconds in enumerate(costs, 1)]
 
 
 def _extended(costs, rows):

@@ -370,12 +370,12 @@ class Stage:
     @property
     def nominal_costs(self) -> tuple[tuple[float, ...], float]:
         """Costs to decide by that are the same at every load: (of passes over 1, 2, ... rows, of a draft)."""
-        from .costs import NOMINAL, NOMINAL_DRAFT, NOMINAL_STREAMED
+        from .costs import NOMINAL_DRAFT, nominal_costs
 
         target, draft = self.model, self._draft.version
         sizes = [getattr(model, "weights_nbytes", None) for model in (draft and draft.model, target)]
         share = sizes[0] / sizes[1] if all(sizes) else NOMINAL_DRAFT
-        return NOMINAL_STREAMED if getattr(target, "streams", False) else NOMINAL, share
+        return nominal_costs(target), share
 
     @property
     def draft_ids(self):

@@ -54,7 +54,7 @@ class KVCache:
         self._tree = Tree(self, chain, parents)
         return self._tree
 
-    def keep_features(self, chain, nodes):
+    def keep_features(self, chain, nodes=None):
         """Features of the ids that come next, float32 [n, size], and of the nodes of the tree behind them."""
         self.features[self.length : self.length + len(chain)] = chain
         if self._tree is not None:

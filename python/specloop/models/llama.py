@@ -110,7 +110,7 @@ class Llama:
         featured = any(piece.cache.features is not None for piece in pieces)
         r, key = self._rows(layout, featured)
         r.fill(layout)
-        torch.index_select(self._rotary, 0, r.positions, out=r.rotary)
+        self._rotate(r, layout.spans)
         self._enter(r, key, layout, pieces)
         gathered = layout.in_order
         for block_key, blocks in self.weights.pieces(bool(layout.wanted)):
@@ -138,6 +138,13 @@ class Llama:
             cache.advance(len(tokens) - len(parents or ()))
         return r.logits
 
+    def _rotate(self, r, spans):
+        """The cosines and sines of the rows' positions."""
+        if len(spans) > 1:
+            torch.index_select(self._rotary, 0, r.positions, out=r.rotary)
+        else:
+            r.rotary.copy_(self._rotary[spans[0].first : spans[0].first + len(spans[0].tokens)])
+
     def _normalise(self, r):
         """All rows behind the last norm."""
         eps, add = self.config.rms_eps, {"residual": r.hidden, "residual_out": r.hidden}
@@ -145,6 +152,9 @@ class Llama:
 
     @staticmethod
     def _keep_features(r, layout, pieces):
+        if len(layout.spans) == 1 and pieces[0].parents is None:
+            pieces[0].cache.keep_features(r.normed)
+            return
         for piece, chain, nodes in layout.places(pieces):
             if piece.cache.features is not None:
                 piece.cache.keep_features(r.normed[chain], r.normed[nodes])

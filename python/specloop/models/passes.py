@@ -88,7 +88,14 @@ class Layout:
     """
 
     def __init__(self, spans):
-        order = sorted(range(len(spans)), key=lambda i: len(spans[i].tokens)) if len(spans) > 1 else (0,)
+        if len(spans) == 1:  # a chain, nearly always
+            ((tokens, _, last, *_, copies),) = self.spans = spans
+            n = self.rows = len(tokens)
+            self.groups, self.ends, self.wanted = ((n, 1),), (n,), range(n - last, n)
+            self.in_order, self.copies = True, len(copies)
+            self.shape = self.groups, last, True, self.copies
+            return
+        order = sorted(range(len(spans)), key=lambda i: len(spans[i].tokens))
         self.spans, groups, ends, at = [spans[i] for i in order], {}, [0] * len(spans), 0
         for i, span in zip(order, self.spans, strict=True):
             n = len(span.tokens)
