@@ -174,6 +174,14 @@ def test_the_next_template_needs_no_new_process():
     assert chat_prompt("y", USER) == "y" and kept() == before
 
 
+def test_a_process_may_be_started_ahead():
+    template_process._close()
+    chat.prepare()
+    before = kept()
+    chat.prepare()
+    assert chat_prompt("x", USER) == "x" and kept() == before
+
+
 def test_a_process_that_ended_meanwhile_is_replaced():
     chat_prompt("x", USER)
     before = kept()

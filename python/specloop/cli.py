@@ -83,6 +83,7 @@ def generate(
     from .live import View
     from .options import check_request, is_model
     from .summary import summary
+    from .text.chat import prepare
 
     check_request(**options, loaded=presumed(options["draft"]))  # before seconds go into loading
     text = _stdin() if prompt == "-" else prompt
@@ -92,6 +93,8 @@ def generate(
         options |= {"draft": "none", "tree": None, "confidence": 0.0}
     loading = {"dtype": dtype, "context": context, "threads": threads, "kv": kv, "device": device}
     loading["require_draft"] = require_draft
+    if chat is not False:
+        prepare()  # beside the loading
     pair = _load(model, options["draft"], memory_budget=flags.bytes_of(memory_budget), **loading)
     stream = pair.stream(text, **options)
     view = View(stream, shown=stats, out=None if as_json else sys.stdout)

@@ -76,6 +76,13 @@ class TemplateProcess:
 _kept: list[TemplateProcess] = []  # one at most
 
 
+def start(command: list[str]) -> None:
+    """Has a process ready for the next request. One that can't be started is told of then."""
+    if not _kept:
+        with contextlib.suppress(OSError):
+            _keep(TemplateProcess(command))
+
+
 def ask(command: list[str], request: bytes, seconds: float) -> tuple[int, str]:
     """The status of the rendering's process, 0 or as of ``subprocess``, and what it wrote.
 
