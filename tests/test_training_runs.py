@@ -21,7 +21,7 @@ from specloop.train.manifest import begin, read_manifest
 from specloop.train.samples import Samples
 from specloop.train.seeds import Seed
 from specloop.train.start import read as read_start
-from specloop.train.trainer import CHECKPOINT
+from specloop.train.trainer import CHECKPOINT, DRAFT
 from test_training import stopping
 from tiny_llama import CONFIG, build
 from trainings import new_target, settings, some_texts, write_corpus
@@ -261,6 +261,33 @@ def test_a_start_has_its_own_number_of_ids(corpus, first, tmp_path, capsys):
     assert torch.equal(*ids) and len(ids[0]) == 100
     assert command(corpus, "--out", tmp_path, "--start", first, *flags) == 0  # the same goes on
     assert command(corpus, "--out", tmp_path, "--start", first, *flags, "--vocabulary", "8192") == 2
+
+
+def test_a_draft_file_is_a_start(corpus, first, tmp_path, monkeypatch):
+    """Its weights are the averages as near as int8 has them."""
+    file = tmp_path / "some.safetensors"
+    file.write_bytes((first / DRAFT).read_bytes())
+    about = json.loads(safetensors.read(first / CHECKPOINT)[1][KEY])["about"]
+    found, whole = (read_start(start, kind="feature", about=about) for start in (file, first))
+    assert torch.equal(found.ids, whole.ids) and found.vocabulary == 100 and found.about["file"] == file.name
+    averages = {name: tensor for name, tensor in whole.tensors.items() if name.startswith("average.")}
+    assert averages.keys() == found.tensors.keys()
+    for name, average in averages.items():
+        assert (found.tensors[name] - average).abs().max() <= average.abs().max() / 200, name
+    train(corpus, tmp_path / "o", stop=lambda: True, start=file)
+    begun = safetensors.read(tmp_path / "o" / CHECKPOINT)[0]
+    assert all(torch.equal(begun[name.replace("average", "weight")], found.tensors[name]) for name in averages)
+    for more, words in (({"fingerprint": "x"}, "fingerprint"), ({"vocabulary": "x"}, "vocabulary")):
+        with pytest.raises(OptionError, match=f"start: {words}: "):
+            read_start(file, kind="feature", about=about | more)
+    with pytest.raises(OptionError, match="start: kind: "):
+        read_start(file, kind="model", about=about)
+    with pytest.raises(ModelError, match="nowhere"):
+        read_start(tmp_path / "nowhere", kind="feature", about=about)
+    with pytest.raises(OptionError, match="start: no draft of kind feature for this target comes with the package"):
+        read_start("builtin", kind="feature", about=about)
+    monkeypatch.setattr("specloop.train.start.builtin_files", lambda: [file])
+    assert torch.equal(read_start("builtin", kind="feature", about=about).ids, whole.ids)
 
 
 @pytest.mark.parametrize("target, name", [("other", "fingerprint"), ("renamed", "vocabulary")])

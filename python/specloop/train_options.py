@@ -46,7 +46,10 @@ Vocabulary = Annotated[
 Parameters = Annotated[float, Flag("--parameters", help="of a model of its own, e.g. 13.5e6")]
 Precision = Annotated[str, Flag("--precision", help="auto, f32, bf16 or fp16")]
 Checkpointing = Annotated[bool, Flag("--checkpointing", help="less memory, more time: activations are made again")]
-Start = Annotated[Optional[str], Flag("--start", help="folder of another training, whose weights are the first ones")]
+Start = Annotated[
+    Optional[str],
+    Flag("--start", help="folder of another training, a draft's file, or builtin: what it begins with"),
+]
 Logged = Annotated[Optional[str], Flag("--logged", help="folder like CORPUS, of speculative runs, to end with")]
 LoggedShards = Annotated[int, Flag("--logged-shards", help="of such runs, which it makes itself, with its own draft")]
 Device = Annotated[str, Flag("--device", help="auto, cpu or cuda")]

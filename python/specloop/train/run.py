@@ -79,7 +79,7 @@ def train(
     """Trains on the shards that are in ``corpus`` now, and writes checkpoint, draft and log to ``folder``.
 
     Goes on where ``folder`` has a state, with the shards that it was begun with. ``start``: the folder of another
-    training, whose averaged weights are the first ones here, with its ids; None = initial.py's.
+    training, a draft's file, or "builtin", whose weights are the first ones here, with its ids; None = initial.py's.
     ``target``, ``dtype``: the model that made the corpus, as it made it.
     ``logged``: a folder of a corpus' form with contexts of real speculative runs, to end with, or None. With
     ``settings.logged_shards`` it makes one itself: trains to ``logged_from``, has the target write texts with the draft

@@ -1,4 +1,7 @@
-"""The training that another one begins with: its averaged weights, and the ids that they can say."""
+"""What a training begins with instead of initial.py's weights: another training's averages, or a draft's file.
+
+A file has the weights in int8, a training in float32; what is lost comes back in a few steps.
+"""
 
 from __future__ import annotations
 
@@ -7,32 +10,48 @@ from typing import NamedTuple
 
 import torch
 
+from ..draft_loader import builtin_files
 from ..drafts.vocabulary import check_ids
 from ..errors import FormatError, OptionError, show
 from ..fingerprint import COUNTS
+from ..formats.draft_file import DraftFile
 from . import checkpoint
+from .initial import dense
 from .trainer import CHECKPOINT
+
+BUILTIN = "builtin"  # the draft of the kind that comes with the package
 
 
 class Start(NamedTuple):
-    folder: str
-    tensors: dict
+    path: str
+    tensors: dict  # "average.NAME" of every parameter
     ids: torch.Tensor  # int64, ascending
     vocabulary: int  # so many it was asked for
     about: dict  # of this training, for a state that began with it
 
     def give(self, draft) -> None:
-        """Puts its averages into a draft of the same form. Raises FormatError."""
-        checkpoint.take_averages(self.folder, self.tensors, draft)
+        """Puts its weights into a draft of the same form. Raises FormatError."""
+        checkpoint.take_averages(self.path, self.tensors, draft)
 
 
-def read(folder, *, kind, about, size=None) -> Start:
-    """``kind``, ``about``: the new training's (run.py). ``size``: so many ids were asked for; None = as many as it has.
+def read(start, *, kind, about, size=None) -> Start:
+    """``start``: a training's folder, a draft's file, or "builtin"; ``kind``, ``about``: the new training's (run.py).
+    ``size``: so many ids were asked for; None = as many as it has.
 
     Raises OptionError where it is of another kind, of another target or vocabulary, or has another number of ids; and
-    FormatError, ModelError for a state that can't be read.
+    FormatError, ModelError for what can't be read.
     """
-    path = os.path.join(os.fspath(folder), CHECKPOINT)
+    start = os.fspath(start)
+    found = _of_training(start, kind, about) if os.path.isdir(start) else _of_file(start, kind, about)
+    if size not in (None, len(found.ids), found.vocabulary):
+        raise OptionError(
+            f"vocabulary: expected {len(found.ids)}, as many ids as the start's draft has ({found.path}), got {size}"
+        )
+    return found
+
+
+def _of_training(folder, kind, about):
+    path = os.path.join(folder, CHECKPOINT)
     tensors, state = checkpoint.load(path)
     settings, theirs = _object(state, "settings"), _object(state, "about")
     model = _object(theirs, "model")
@@ -45,11 +64,25 @@ def read(folder, *, kind, about, size=None) -> Start:
     if "draft_ids" not in tensors:
         raise FormatError(f"{path}: expected the draft's ids, got no tensor draft_ids")
     ids = check_ids(tensors["draft_ids"], about["model"]["vocab"], name=f"{path}: draft_ids")
-    asked = settings.get("vocabulary") or len(ids)
-    if size not in (None, len(ids), asked):
-        raise OptionError(f"vocabulary: expected {len(ids)}, as many ids as the start's draft has ({path}), got {size}")
     named = {"folder": os.path.basename(os.path.abspath(folder)), "crc32": state.get("crc32")}
-    return Start(os.fspath(folder), tensors, tensors["draft_ids"], asked, named)
+    return Start(path, tensors, tensors["draft_ids"], settings.get("vocabulary") or len(ids), named)
+
+
+def _of_file(start, kind, about):
+    if start != BUILTIN:
+        file = DraftFile.open(start)
+    else:
+        mine = lambda file: file.kind == kind and file.target["fingerprint"] == about["fingerprint"]
+        file = next((file for file in map(DraftFile.open, builtin_files()) if mine(file)), None)
+        if file is None:
+            raise OptionError(f"start: no draft of kind {kind} for this target comes with the package")
+    _expect(file.path, "kind", file.kind, kind)
+    _expect(file.path, "vocabulary", file.vocabulary, about["vocabulary"])
+    _expect(file.path, "fingerprint", file.target["fingerprint"], about["fingerprint"])
+    ids = torch.tensor(file.config.draft_ids)
+    tensors = {f"average.{name.replace('layer.', 'layers.')}": dense(weight) for name, weight in file.weights().items()}
+    named = {"file": os.path.basename(file.path), "crc32": checkpoint.checksum(tensors)}
+    return Start(file.path, tensors, ids, len(ids), named)
 
 
 def _object(told, name):
