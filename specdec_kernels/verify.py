@@ -167,13 +167,11 @@ def _draft_side(draft_logits, draft_probs, draft_ids, draft_kind, drafts, vocabu
     validate.rows(name, draft_rows)
     if draft_ids is not None:
         validate.tensor("draft_ids", draft_ids, (torch.int32,), 1, device)
-        draft_ids = draft_ids.contiguous()
         if draft_ids.shape[0] == 0:
             raise ValueError("draft_ids: expected at least one id, got none")
-        if draft_ids.is_cpu:
-            first, last = int(draft_ids[0]), int(draft_ids[-1])
-            if first < 0 or last >= vocabulary or not bool((draft_ids[1:] > draft_ids[:-1]).all()):
-                raise ValueError(f"draft_ids: expected strictly ascending ids in [0, {vocabulary}), got {draft_ids}")
+        if draft_ids.is_cpu and not validate.ascending(draft_ids, vocabulary):
+            raise ValueError(f"draft_ids: expected strictly ascending ids in [0, {vocabulary}), got {draft_ids}")
+        draft_ids = draft_ids.contiguous()
     validate.shape(name, draft_rows, (drafts, vocabulary if draft_ids is None else draft_ids.shape[0]))
     return draft_rows, draft_ids, draft_kind
 

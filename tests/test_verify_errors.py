@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import specdec_kernels as sk
-from specdec_kernels import native
+from specdec_kernels import native, validate
 from verify_cases import bounds, keys
 
 NAN, INF = math.nan, math.inf
@@ -215,3 +215,19 @@ def test_numbers_of_every_kind():
     row, keyed = torch.zeros(1, 99), {"seed": torch.tensor([1]), "position": torch.tensor([2])}
     numpy = sk.sample(row, index=np.int64(5), stream=np.int64(0), temperature=np.float32(1), **keyed)
     assert torch.equal(numpy, sk.sample(row, index=5, stream=0, **keyed))
+
+
+def test_ids_that_were_good_are_looked_at_again_when_they_change():
+    ids = torch.tensor([1, 4, 6], dtype=torch.int32)
+    for _ in range(2):
+        assert validate.ascending(ids, 7) and not validate.ascending(ids, 6)
+    same = ids[:]
+    same[1] = 6
+    assert not validate.ascending(ids, 7)
+    ids[1] = 5
+    assert validate.ascending(ids, 7) and validate.ascending(ids.clone(), 7)
+    with torch.inference_mode():  # whose tensors don't say when they were written to
+        ids = torch.tensor([1, 4, 6], dtype=torch.int32)
+        assert validate.ascending(ids, 7)
+        ids[1] = 6
+        assert not validate.ascending(ids, 7)

@@ -89,7 +89,8 @@ void DraftRow::group(int64_t g, double* q) const {
     return;
   }
   if (g >= static_cast<int64_t>(first_.size())) return;
-  for (int64_t j = first_[g]; j < source_.size && ids_[j] < end; ++j) q[ids_[j] - begin] = q_[j];
+  for (int64_t j = first_[g]; j < source_.size && ids_[j] < end; ++j)
+    if (ids_[j] >= begin) q[ids_[j] - begin] = q_[j];  // always, unless somebody writes to the ids meanwhile
 }
 
 }  // namespace sk

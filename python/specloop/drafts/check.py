@@ -64,13 +64,15 @@ def _chain(found, k, vocab_size, eos_ids):
 def _check_rows(found, vocab_size):
     import torch
 
+    from specdec_kernels.validate import ascending
+
     logits, ids = found.logits, found.ids
     if not isinstance(logits, torch.Tensor) or logits.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ValueError(f"logits: expected a tensor of floats, got {getattr(logits, 'dtype', type(logits))}")
     if ids is not None:
         if not isinstance(ids, torch.Tensor) or ids.dtype != torch.int32 or ids.dim() != 1 or not len(ids):
             raise ValueError("ids: expected a tensor of int32 [Vd] that the columns of the logits stand for")
-        if int(ids[0]) < 0 or int(ids[-1]) >= vocab_size or not bool((ids[1:] > ids[:-1]).all()):
+        if not ascending(ids, vocab_size):
             raise ValueError(f"ids: expected ascending ids in [0, {vocab_size})")
     wanted = [len(found.tokens), vocab_size if ids is None else len(ids)]
     if list(logits.shape) != wanted or (wanted[1] > 1 and logits.stride(1) != 1):
