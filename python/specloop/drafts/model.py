@@ -120,7 +120,7 @@ class ModelDraft:
             found.append(column if self._map is None else int(self._map[column]))
             if found[-1] in self.seat.eos_ids:
                 break
-            if self.confidence or least:
+            if (self.confidence or least) and len(found) < k:
                 sure = float(row.float().softmax(-1)[column])
                 reach *= sure
                 if sure < self.confidence or reach < least:
