@@ -79,7 +79,7 @@ def knowing(pair, prompt, right=lambda i: True, tokens=60, seed=1):
                 logits[row, CUT.index(text[p + 1])] += 1000
         return logits
 
-    model.forward = told
+    model.forward, model.guesses = told, None  # so that every pass comes by
     return fed
 
 

@@ -412,6 +412,9 @@ PYBIND11_MODULE(_C_cpu, m) {
   // attention
   bind_attention(kernels);
 
+  // guesses
+  bind_guesses(m);
+
   // decoder
   bind_decoder(kernels);
 

@@ -28,5 +28,6 @@ using FieldsOf = decltype(fields_of(function));
 void bind_verify(py::module_& m);
 void bind_mapping(py::module_& m);
 void bind_uring(py::module_& m);
+void bind_guesses(py::module_& m);
 
 }  // namespace sk::bind

@@ -211,6 +211,18 @@ class Seat:
         assert cache is self
         return self.place.forward_parts([Part(self, tokens, last)])
 
+    def guesses(self, ids, columns):
+        """(As models.llama.Llama.guesses, the cache's features) for the cache as the last pass left it; None where the
+        model has no such way. The caller holds the lock.
+        """
+        make, cache = getattr(self._version.model, "guesses", None), self._cache
+        found = None if make is None or cache is None else make(cache, ids, columns)
+        return None if found is None else (found, cache.features)
+
+    def advance(self, tokens):
+        """Says that so many more are in the cache."""
+        self._cache.advance(tokens)
+
     def cache_of(self, model):
         """This request's cache of the model in place, made if there is none."""
         self.eos_ids = model.eos_ids

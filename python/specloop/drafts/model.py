@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from .base import SLOW_SECONDS, Proposal
 from .likeliest import likeliest
+from .steps import ByRows, Compiled
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -109,26 +110,59 @@ class ModelDraft:
 
     def _chain(self, k, deadline):
         drawn = self.sampling is not None and self.sampling.temperature > 0
-        pick, found, fault = self._draw() if drawn else _best, [], None
-        least, reach = 0.0 if drawn else self.reach, 1.0
-        while len(found) < k and fault is None:
-            row = self._row(found)
-            column = pick(row, len(found))
+        found, fault, least, reach = [], None, 0.0 if drawn else self.reach, 1.0
+        row = self._row(found)
+        if drawn:
+            self._make_room(row)
+        steps = self._compiled(row, drawn) or ByRows(row, self._row, self._draw() if drawn else None)
+        while True:
+            column = steps.pick()
             if column < 0:
                 fault = f"the draft's logits of token {len(found) + 1} have NaN, or no candidate"
                 break
             found.append(column if self._map is None else int(self._map[column]))
-            if found[-1] in self.seat.eos_ids:
+            if len(found) == k or found[-1] in self.seat.eos_ids:
                 break
-            if (self.confidence or least) and len(found) < k:
-                sure = float(row.float().softmax(-1)[column])
+            if self.confidence or least:
+                sure = steps.probability
                 reach *= sure
                 if sure < self.confidence or reach < least:
                     break
             fault = _late(deadline, found, k)
+            if fault is not None:
+                break
+            steps.follow(found)
+        if steps.passes:
+            self._held += found[: steps.passes]
+            self.seat.advance(steps.passes)
         if not drawn or not found:
             return Proposal(found, fault=fault)
         return Proposal(found, None, self._rows[: len(found)], self._map, fault)
+
+    def _compiled(self, row, drawn):
+        """A chain's steps in compiled code, behind the first row of logits; None where there is no such way."""
+        make = getattr(self.seat, "guesses", None)
+        if make is None or (drawn and self.confidence):  # what is drawn is not asked for its probability there
+            return None
+        made = make(self._map, len(row))
+        if made is None:
+            return None
+        guesses, features = made
+        if guesses.logits.data_ptr() != row.data_ptr():  # they were made in several passes
+            return None
+        chain = {"features": features}
+        if drawn:
+            s = self.sampling
+            chain |= {"rows": self._rows, "seed": s.seed, "position": len(self._ids)}
+            chain |= {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p}
+        guesses.begin(self.seat.length - 1, self.seat.capacity, **chain)
+        return Compiled(guesses)
+
+    def _make_room(self, row):
+        """For the rows that a chain is drawn from."""
+        rows = self._rows
+        if rows is None or rows.shape[1] != len(row) or rows.device != row.device:
+            self._rows = row.new_empty(self.max_tokens, len(row))
 
     def _draw(self):
         """A function that draws from a row of logits, as token number ``i`` of this round, and keeps the row."""
@@ -136,16 +170,13 @@ class ModelDraft:
 
         from specdec_kernels import sample
 
-        s = self.sampling
+        s, rows = self.sampling, self._rows
         numbers = {"seed": torch.tensor([s.seed]), "position": torch.tensor([len(self._ids)])}
         filters = {"temperature": s.temperature, "top_k": s.top_k, "top_p": s.top_p, "min_p": s.min_p}
+        where = {name: number.to(rows.device) for name, number in numbers.items()}
 
         def draw(row, i):
-            rows = self._rows
-            if rows is None or rows.shape[1] != len(row) or rows.device != row.device:
-                rows = self._rows = row.new_empty(self.max_tokens, len(row))
             rows[i].copy_(row)  # the model's own memory serves the next pass, of whichever request
-            where = {name: number.to(row.device) for name, number in numbers.items()}
             return int(sample(rows[i : i + 1], stream=0, index=i, **where, **filters))
 
         return draw
@@ -203,12 +234,6 @@ class ModelDraft:
             logits = self.seat.forward(tokens, self.seat, last=last if len(held) + len(tokens) == len(wanted) else 0)
             held += tokens
         return logits
-
-
-def _best(row, _):
-    """The likeliest column; -1 if the row has a NaN."""
-    best = int(row.argmax())
-    return -1 if row[best].isnan() else best
 
 
 def _late(deadline, found, wanted):

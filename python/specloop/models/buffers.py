@@ -116,9 +116,13 @@ class Rows:
         self._numbers.set(layout.numbers())
         self._lengths.set([s.first + len(s.tokens) for s in layout.spans])
         for i, span in enumerate(layout.spans):
-            if self._held[i] is not span.table:
-                self.tables[i] = span.table
-                self._held[i] = span.table
+            self.take_table(i, span.table)
+
+    def take_table(self, i, table):
+        """Of span ``i``."""
+        if self._held[i] is not table:
+            self.tables[i] = table
+            self._held[i] = table
 
 
 def needs(config, *, kv, context, rows=CHUNK):

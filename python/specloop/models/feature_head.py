@@ -88,6 +88,18 @@ class FeatureHead(Llama):
         self._take(piece.cache, self._joined[: layout.rows, self.config.hidden :])
         self._make(r, key, "join", self._join)
 
+    def _one_row(self, r):
+        self.weights.embed(r.ids, r.hidden)
+        self._join(r)
+        for _, blocks in self.weights.pieces(True):
+            self._steps(r, blocks)
+
+    def _state_of(self, r):
+        return {"state": r.normed, "feature": self._joined[:1, self.config.hidden :]}
+
+    def _reads(self, cache):
+        return None if cache.length <= cache.given[1] else cache.features
+
     @staticmethod
     def _take(cache, out):
         """Features of the positions from that before the cache's next one on."""

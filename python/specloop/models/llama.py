@@ -11,13 +11,14 @@ import functools
 import torch
 
 import specdec_kernels as sk
+from specdec_kernels.guesses import Guesses
 
 from . import rope
 from .base import Part, check_parts
 from .buffers import CHUNK, REPEATED, SHARED, Buffers, Rows, needs
 from .cache import KVCache
 from .config import LlamaConfig
-from .passes import Layout, cut, spans
+from .passes import Layout, Span, cut, spans
 from .pool import PAGE, Pool, page_nbytes
 from .tree import further_pages
 from .weights import Head
@@ -31,6 +32,8 @@ def linear(x, weight, out):
 
 class Llama:
     """``weights``: Resident or Streamed (weights.py). ``kv``: see ``Pool``. ``rows``: most rows of one pass."""
+
+    reads_features = False
 
     def __init__(self, config: LlamaConfig, weights, *, context, kv="int8", eos_ids=(), name="llama", rows=CHUNK):
         self.config = config
@@ -46,6 +49,7 @@ class Llama:
         self._chunk = rows
         self._buffers = Buffers(config, rows, self.device)
         self._shapes = {}  # of passes -> Rows, those used last at the end
+        self._guesses = None  # (what they were made for, Guesses, the Rows that they are made on)
         self._logits = torch.empty(REPEATED, config.columns, device=self.device)
         self._rotary = rope.table(config, self.context).to(self.device)
         pages = self._width = -(-self.context // PAGE)  # of a whole context
@@ -103,6 +107,53 @@ class Llama:
                 logits[row : row + count] = rows
                 row += count
         return self._logits[:0] if logits is None else logits
+
+    def guesses(self, cache, ids, columns):
+        """A :class:`specdec_kernels.guesses.Guesses` that goes on from the last row of ``cache``, whose logits the last
+        pass has left: the first ``columns`` of them stand for ``ids`` (int32), or are ids (None). Whoever makes passes
+        with it tells the cache (``advance``).
+
+        None where a pass can't be made without Python: off the CPU or without compiled kernels, with weights that
+        stream, or with an embedding in another form than int8. It is valid until the next pass is made here.
+        """
+        self._follow_pool()
+        key = None if ids is None else ids.data_ptr(), columns, torch.get_num_threads(), sk.forced_backend()
+        if self._guesses is None or self._guesses[0] != key:
+            self._guesses = key, *self._new_guesses(ids, columns)
+        _, made, r = self._guesses
+        if made is None or not made.is_complete or self._reads(cache) is None:
+            return None
+        r.take_table(0, cache.table)
+        return made
+
+    def _new_guesses(self, ids, columns):
+        if self.device_type != "cpu" or sk.native.cpu is None or self.weights.streams:
+            return None, None
+        layout = Layout([Span([0], 0, 1, None, [0], [])])
+        r = Rows(self._buffers, self.config, layout, self._width, self._logits[:1], featured=self.reads_features)
+        with sk.record() as embedding:
+            self.weights.embed(r.ids.zero_(), r.hidden)
+        if not embedding.complete:
+            return None, None
+        (group,) = r.groups
+        places = {"id": r.ids, "position": r.positions, "slot": r.slots, "length": group.lengths, "table": group.table}
+        tables = {"page": PAGE, "rotary": self._rotary, "turned": r.rotary}
+        run = functools.partial(self._one_row, r)
+        return Guesses(run, logits=r.logits, columns=columns, ids=ids, **places, **tables, **self._state_of(r)), r
+
+    def _one_row(self, r):
+        """All of a pass over one row whose numbers, cosines and sines are there."""
+        self.weights.embed(r.ids, r.hidden)
+        for _, blocks in self.weights.pieces(True):
+            self._steps(r, blocks)
+
+    def _state_of(self, r):
+        """What a guess reads of the one before it, besides its id."""
+        return {}
+
+    def _reads(self, cache):
+        """The cache's features, () where guesses read none; None where they would have to be kept all the same."""
+        return () if cache.features is None else None
 
     def _pass(self, pieces):
         """One pass over the weights; the wanted rows' logits in the pieces' order."""
@@ -341,3 +392,4 @@ class Llama:
 
     def _forget_passes(self):
         self._shapes.clear()
+        self._guesses = None
