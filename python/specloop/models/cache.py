@@ -56,7 +56,7 @@ class KVCache:
 
     def keep_features(self, chain, nodes=None):
         """Features of the ids that come next, float32 [n, size], and of the nodes of the tree behind them."""
-        self.features[self.length : self.length + len(chain)] = chain
+        self.features[self.length : self.length + len(chain)].copy_(chain)
         if self._tree is not None:
             self._tree.features = nodes.to(torch.bfloat16)
 
