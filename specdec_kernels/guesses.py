@@ -5,10 +5,14 @@ is recorded (recording.py) together with what comes before it, the token that wa
 buffers, and with what comes behind it, the next token being picked from the logits: then a guess is one call.
 """
 
+import math
+
 import torch
 
 from . import native, validate
 from .recording import record
+
+MOST = 2**31 - 1  # of top_k
 
 
 class Guesses:
@@ -47,7 +51,7 @@ class Guesses:
         wide = [0 if tensor is None else row(name, tensor) for name, tensor in (("state", state), ("feature", feature))]
         if wide[0] != wide[1]:
             raise ValueError(f"feature: expected {wide[0]} values, as many as state has, got {wide[1]}")
-        self.hidden, self.columns, self._ids = 0 if state is None else state.shape[1], columns, ids
+        self.hidden, self.columns = 0 if state is None else state.shape[1], columns
         address = lambda tensor: 0 if tensor is None else tensor.data_ptr()
         self._native = native.cpu.Guesses(
             address(logits), columns, address(ids), address(id), address(position), address(slot), address(length),
@@ -55,6 +59,7 @@ class Guesses:
             address(feature), self.hidden,
         )  # fmt: skip
         self.logits, self._run, self._recording, self._threads = logits, run, None, native.threads()
+        self._chain, self._room, self._picked = None, None, True  # no chain yet
         self._kept = ids, id, position, slot, length, table, rotary, turned, state, feature
 
     @property
@@ -62,11 +67,13 @@ class Guesses:
         """False once a pass had a step that can't be made again."""
         return self._recording is None or self._recording.complete
 
-    def begin(self, last, capacity, features=None, *, rows=None, seed=0, position=0, **filters):
+    def begin(
+        self, last, capacity, features=None, *, rows=None, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
+        position=0,
+    ):  # fmt: skip
         """``logits`` are of position ``last``, whose feature is in ``features``, bf16 [capacity, d]; passes may go on
-        to position ``capacity`` - 1. ``filters``: temperature, top_k, top_p, min_p as of
-        :func:`specdec_kernels.sample`; with a temperature above 0 tokens are drawn as by it, with stream 0 and these
-        numbers, and their logits copied to ``rows``, f32 [n, columns], one after the other.
+        to position ``capacity`` - 1. With a temperature above 0 tokens are drawn as by :func:`specdec_kernels.sample`
+        with stream 0 and these numbers, and their logits copied to ``rows``, f32 [n, columns], one after the other.
         """
         if self.hidden:
             validate.tensor("features", features, (torch.bfloat16,), 2, torch.device("cpu"))
@@ -74,7 +81,8 @@ class Guesses:
                 raise ValueError(f"features: expected [{capacity}, {self.hidden}], got {list(features.shape)}")
         if not 0 <= last < capacity:
             raise ValueError(f"last: expected 0 to {capacity - 1}, got {last}")
-        temperature = filters.get("temperature", 0.0)
+        if not 0 <= temperature < math.inf:
+            raise ValueError(f"temperature: expected a number of at least 0, got {temperature}")
         self._room = None
         if temperature > 0:
             validate.tensor("rows", rows, (torch.float32,), 2, torch.device("cpu"))
@@ -83,18 +91,22 @@ class Guesses:
             self._room = rows.shape[0]
         self._chain = features, rows
         self._native.begin(
-            last, capacity, features.data_ptr() if self.hidden else 0, temperature, filters.get("top_k", 0),
-            filters.get("top_p", 1.0), filters.get("min_p", 0.0), seed & (1 << 64) - 1, position,
-            rows.data_ptr() if self._room is not None else 0,
+            last, capacity, features.data_ptr() if self.hidden else 0, temperature, max(0, min(top_k, MOST)), top_p,
+            min_p, seed & (1 << 64) - 1, position, rows.data_ptr() if self._room is not None else 0,
         )  # fmt: skip
-        self._pick_next = True
+        self._picked = False
+
+    def end(self):
+        """Lets go of what the chain was given."""
+        self._native.begin(0, 0, 0, 0.0, 0, 1.0, 0.0, 0, 0, 0)
+        self._chain, self._room, self._picked = None, None, True
 
     def pick(self):
         """The next token's column; -1 where the logits have a NaN, or no candidate."""
-        if self._pick_next:
+        if not self._picked:
             self._take_room()
             self._native.pick(self._threads)
-            self._pick_next = False
+            self._picked = True
         return self._native.column
 
     @property
@@ -109,12 +121,13 @@ class Guesses:
             self._recording.run()
             return
         native_, threads = self._native, self._threads
-        with record() as self._recording:
-            program = self._recording.program
+        with record() as recording:
+            program = recording.program
             native_.feed(program), native_.feed()
             self._run()
             native_.keep(program), native_.keep()
             native_.pick(threads, program), native_.pick(threads)
+        self._recording = recording
 
     def _take_room(self):
         if self._room is not None:

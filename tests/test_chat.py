@@ -189,6 +189,17 @@ def test_a_process_that_ended_meanwhile_is_replaced():
     assert chat_prompt("y", USER) == "y" and kept() != before
 
 
+def test_a_program_that_ignores_its_children():
+    """As some servers do, so that none is left behind; what they start inherits it."""
+    template_process._close()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert [chat_prompt(text, USER) for text in "xy"] == ["x", "y"]
+    finally:
+        template_process._close()
+        signal.signal(signal.SIGCHLD, before)
+
+
 def test_a_fork_has_a_process_of_its_own():
     """Two that wrote to the same pipe would get each other's prompts."""
     chat_prompt("x", USER)

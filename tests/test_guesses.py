@@ -1,13 +1,17 @@
 """Chains of guesses in compiled code: the same tokens, rows and features as pass by pass, and nothing out of bounds."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import specdec_kernels as sk
 from specdec_kernels import guesses, native
 from specdec_kernels.guesses import Guesses
+from specdec_kernels.stream.memory_rows import MemoryRows
 from specloop.drafts.lookup import LookupDraft
 from specloop.drafts.model import ModelDraft
+from specloop.models.feature_head import HeadWeights
 from specloop.pair import Pair
 from specloop.stage import opener
 from tiny_drafts import CUT, draft_config, head_on, write
@@ -134,14 +138,47 @@ def test_what_a_chain_begins_with_is_looked_at():
         ({"features": cache.features[:7]}, r"features: expected \[8, "),
         ({"features": cache.features.float()}, "features: expected dtype bfloat16"),
         ({"temperature": 1.0}, "rows: expected a torch.Tensor"),
+        ({"temperature": torch.nan}, "temperature: expected a number of at least 0, got nan"),
         ({"temperature": 1.0, "rows": rows[:, 1:]}, "rows: expected rows of"),
     ):
         with pytest.raises((TypeError, ValueError), match=words):
             chain.begin(**good | change)
-    chain.begin(**good, temperature=1.0, rows=rows)
+    chain.begin(**good, temperature=1.0, rows=rows, top_k=2**40)
     chain.pick(), chain.follow()
     with pytest.raises(ValueError, match="rows: expected one for each"):
         chain.follow()
+    chain.begin(**good, temperature=1e-46, rows=rows.fill_(-1))  # 0 in float32
+    chain.pick(), chain.end()
+    assert torch.equal(rows[0], head._logits[0]) and bool((rows[1] == -1).all())
+    with pytest.raises(RuntimeError, match="no room"):
+        chain.follow()
+
+
+def test_a_pass_that_was_broken_off_is_recorded_again(monkeypatch):
+    cache = (model := build(seed=1, dtype="int8")).new_cache()
+    model.forward([1, 2], cache, last=1)
+    chain = model.guesses(cache, None, CONFIG.vocab)
+    chain.begin(1, cache.capacity)
+    chain.pick()
+    with monkeypatch.context() as patch:
+        patch.setattr(chain, "_run", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            chain.follow()
+    assert model.guesses(cache, None, CONFIG.vocab) is chain
+
+
+def test_an_embedding_in_parts_is_not_recorded():
+    """Which of them is read depends on the id."""
+    whole = torch.randn(64, 64)
+    rows, ids, out = MemoryRows([sk.pack_int8(part) for part in whole.split(32)]), torch.tensor([3]), torch.empty(1, 64)
+    with sk.record() as recording:
+        rows.write(ids, out)
+    assert not recording.complete
+    weights = SimpleNamespace(embeds_in_place=False, embed=None)
+    assert not HeadWeights(weights.embed, *[torch.ones(2)] * 2, [], *[torch.ones(2)] * 2).embeds_in_place
+    target = build(seed=1, dtype="int8")
+    assert target.weights.embeds_in_place and head_on(target).weights.embeds_in_place
+    assert not build(seed=1, dtype="f32").weights.embeds_in_place
 
 
 def test_arguments():

@@ -30,7 +30,7 @@ void bind_guesses(py::module_& m) {
               float top_p, float min_p, uint64_t seed, uint64_t position, uintptr_t rows) {
              require(last >= 0 && (temperature == 0.0f || rows != 0), "guesses: no place for the rows");
              self.begin(last, capacity, pointer<sk::BF16>(features), {temperature, top_k, top_p, min_p},
-                        {seed, position, static_cast<sk::Stream>(0), 0}, pointer<float>(rows));
+                        {seed, position, sk::Stream::kDraft, 0}, pointer<float>(rows));
            })
       // Each at once, or kept in a program.
       .def("pick", &sk::Guesses::pick, release_gil())

@@ -29,7 +29,9 @@ class Fetch {
   // `share` calls walk over the same lines one after the other, this is number `turn`: the first two share the far
   // stage (even and odd lines), so that memory is busy all the time.
   explicit Fetch(Pace pace, int share = 1, int turn = 0)
-      : pace_(fetch_every_line() ? Pace::kArithmetic : pace), alone_(share == 1), far_(kFar + (alone_ ? 0 : turn % 2 * kLine)) {}
+      : pace_(fetch_every_line() ? Pace::kArithmetic : pace),
+        alone_(share == 1),
+        far_(kFar + (alone_ ? 0 : turn % 2 * kLine)) {}
 
   // To be called where four lines, or the last few, are about to be read. Prefetching beyond the end does no harm.
   __attribute__((always_inline)) void four_lines(const void* start) const {

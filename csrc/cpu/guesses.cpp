@@ -27,15 +27,16 @@ void Guesses::pick(int threads) {
   row_.read(source, threads);
   column = -1;
   if (row_.nan() || row_.empty()) return;
+  if (rows_ != nullptr)
+    std::memcpy(rows_ + made_ * b_.columns, b_.logits, static_cast<size_t>(b_.columns) * sizeof(float));
+  noise_.index = static_cast<uint32_t>(made_++);
   if (filters_.temperature == 0.0f) {
     column = row_.argmax();
     probability = std::exp(row_.log_softmax(column));
     return;
   }
-  std::memcpy(rows_ + made_ * b_.columns, b_.logits, static_cast<size_t>(b_.columns) * sizeof(float));
   row_.weigh(filters_, threads);
   all_.start(row_, threads);
-  noise_.index = static_cast<uint32_t>(made_++);
   column = draw(all_, noise_);
 }
 

@@ -1,5 +1,5 @@
-// What lies between two passes of a small decoder that guesses token after token: the next token is picked from a row of
-// logits, and with its place in the text becomes the input of the next pass.
+// What lies between two passes of a small decoder that guesses token after token: the next token is picked from a row
+// of logits, and with its place in the text becomes the input of the next pass.
 //
 // The pass over one row is recorded (bind/program.h) and runs on buffers that never move; picking and feeding are calls
 // of the same program, so that a guess is one call from Python. A feature head (EAGLE, 2401.15077) also reads its own
@@ -37,7 +37,7 @@ class Guesses {
 
   // A chain begins. The logits are those of position `last`, the features of its row are in the cache; passes may be
   // made up to position `capacity` - 1. Temperature 0: the likeliest token each time. Otherwise tokens are drawn, as
-  // sample() draws with stream 0, and every row is copied to `rows` [.., columns].
+  // sample() draws with stream 0. Every row is copied to `rows` [.., columns], if that is not null.
   void begin(int64_t last, int64_t capacity, BF16* features, const Filters& filters, const Noise& noise, float* rows);
 
   void pick(int threads);  // column, probability

@@ -29,22 +29,23 @@ SUFFIX = ".costs.json"
 
 
 def cost_curve(model, rows: int = ROWS[-1]) -> tuple[CostCurve, bool]:
-    """What passes of the model over 1..``rows`` rows cost, and whether that was known already."""
+    """What passes of the model over 1..``rows`` rows cost, or are hoped to cost, and whether that was known already."""
     about = identity(model, rows)
     path = None if about is None else _path(about)
     before, sure = (None, False) if path is None else _read(path, about)
     if sure:
         return CostCurve(before, on_drift=lambda: _remove(path)), True
     costs, sure = measure(model, rows)
-    told = lambda: costs if sure else hopeful(costs, nominal_costs(model))
     if path is None:
-        return CostCurve(told()), False
+        return CostCurve(costs if sure else hopeful(costs, nominal_costs(model))), False
     if before is not None:  # others were at work then, or now: the least of both is nearer to the truth
         sure = sure or all(max(pair) <= TWICE * min(pair) for pair in zip(costs, before, strict=True))
         costs = [min(pair) for pair in zip(costs, before, strict=True)]
     if sum(costs) > WORTH_KEEPING:
         _write(path, {"form": FORM, "about": about, "seconds": costs, "sure": sure})
-    return CostCurve(told(), on_drift=lambda: _remove(path)), False
+    if sure:
+        return CostCurve(costs, on_drift=lambda: _remove(path)), False
+    return CostCurve(hopeful(costs, nominal_costs(model))), False  # which the rounds may well contradict
 
 
 def identity(model, rows: int) -> dict | None:

@@ -5,6 +5,7 @@ import itertools
 import torch
 
 from ..int8_weight import Int8Weight
+from ..native import not_recordable
 from ..validate import output, tensor
 
 
@@ -20,6 +21,7 @@ class MemoryRows:
         if len(self._parts) == 1 and isinstance(self._parts[0], Int8Weight):  # which checks the same
             _rows(self._parts[0], ids, out)
             return
+        not_recordable("which part of the rows is read depends on the ids")
         tensor("ids", ids, (torch.int64,), ndim=1)
         output("out", out, torch.float32, (ids.shape[0], self._parts[0].shape[1]), out.device)
         numbers, n = ids.tolist(), self._starts[-1]

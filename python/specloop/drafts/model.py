@@ -110,34 +110,41 @@ class ModelDraft:
 
     def _chain(self, k, deadline):
         drawn = self.sampling is not None and self.sampling.temperature > 0
-        found, fault, least, reach = [], None, 0.0 if drawn else self.reach, 1.0
+        found = []
         row = self._row(found)
         if drawn:
             self._make_room(row)
         steps = self._compiled(row, drawn) or ByRows(row, self._row, self._draw() if drawn else None)
-        while True:
-            column = steps.pick()
-            if column < 0:
-                fault = f"the draft's logits of token {len(found) + 1} have NaN, or no candidate"
-                break
-            found.append(column if self._map is None else int(self._map[column]))
-            if len(found) == k or found[-1] in self.seat.eos_ids:
-                break
-            if self.confidence or least:
-                sure = steps.probability
-                reach *= sure
-                if sure < self.confidence or reach < least:
-                    break
-            fault = _late(deadline, found, k)
-            if fault is not None:
-                break
-            steps.follow(found)
+        try:
+            fault = self._follow(steps, found, k, deadline, 0.0 if drawn else self.reach)
+        finally:
+            steps.end()
         if steps.passes:
             self._held += found[: steps.passes]
             self.seat.advance(steps.passes)
         if not drawn or not found:
             return Proposal(found, fault=fault)
         return Proposal(found, None, self._rows[: len(found)], self._map, fault)
+
+    def _follow(self, steps, found, k, deadline, least):
+        """Fills ``found`` with at most ``k`` guesses; says what is wrong if that ended it."""
+        reach = 1.0
+        while True:
+            column = steps.pick()
+            if column < 0:
+                return f"the draft's logits of token {len(found) + 1} have NaN, or no candidate"
+            found.append(column if self._map is None else int(self._map[column]))
+            if len(found) == k or found[-1] in self.seat.eos_ids:
+                return None
+            if self.confidence or least:
+                sure = steps.probability
+                reach *= sure
+                if sure < self.confidence or reach < least:
+                    return None
+            fault = _late(deadline, found, k)
+            if fault is not None:
+                return fault
+            steps.follow(found)
 
     def _compiled(self, row, drawn):
         """A chain's steps in compiled code, behind the first row of logits; None where there is no such way."""

@@ -2,10 +2,13 @@
 
 Both pick the same tokens. ``pick()`` gives the next one's column, -1 where the logits have a NaN or no candidate;
 ``probability``, the softmax of the raw logits there; ``follow(found)`` makes the pass over what was found so far;
-``passes`` counts the ids that this has put into the cache beyond what the draft knows of.
+``passes`` counts the ids that this has put into the cache beyond what the draft knows of; ``end()`` is called behind
+the last pick.
 """
 
 from __future__ import annotations
+
+import math
 
 
 class ByRows:
@@ -25,10 +28,14 @@ class ByRows:
 
     @property
     def probability(self):
-        return float(self._row.float().softmax(-1)[self._column])
+        sure = float(self._row.float().softmax(-1)[self._column])
+        return 1.0 if math.isnan(sure) else sure  # a row with +inf
 
     def follow(self, found):
         self._row = self._next(found)
+
+    def end(self):
+        pass
 
 
 class Compiled:
@@ -45,8 +52,11 @@ class Compiled:
         self._guesses.follow()
         self.passes += 1
 
+    def end(self):
+        self._guesses.end()
+
 
 def _best(row):
-    """The likeliest column; -1 if the row has a NaN."""
+    """The likeliest column; -1 if the row has a NaN, or nothing above -inf."""
     best = int(row.argmax())
-    return -1 if row[best].isnan() else best
+    return best if float(row[best]) > -math.inf else -1  # which a NaN is not

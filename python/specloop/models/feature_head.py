@@ -21,11 +21,14 @@ from .weights import Resident
 class HeadWeights(Resident):
     """``embed(ids, out)``: the target's. ``fc``: [hidden, 2 * hidden]."""
 
+    embeds_in_place = False
+
     def __init__(self, embed, embedding_norm, fc, layers, norm, head):
         super().__init__(head, layers, norm, head)
         self.embedding, self.embedding_norm, self.fc = None, embedding_norm, fc
         self.nbytes = self.all_nbytes = self.nbytes + embedding_norm.nbytes + fc.nbytes
         self.embed = embed
+        self.embeds_in_place = getattr(getattr(embed, "__self__", None), "embeds_in_place", False)
 
     def to(self, device):
         if torch.device(device) != self.device:

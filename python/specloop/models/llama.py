@@ -114,7 +114,8 @@ class Llama:
         with it tells the cache (``advance``).
 
         None where a pass can't be made without Python: off the CPU or without compiled kernels, with weights that
-        stream, or with an embedding in another form than int8. It is valid until the next pass is made here.
+        stream, or with an embedding that is not one int8 matrix in memory. It is valid until the next pass is made
+        here.
         """
         self._follow_pool()
         key = None if ids is None else ids.data_ptr(), columns, torch.get_num_threads(), sk.forced_backend()
@@ -129,12 +130,10 @@ class Llama:
     def _new_guesses(self, ids, columns):
         if self.device_type != "cpu" or sk.native.cpu is None or self.weights.streams:
             return None, None
-        layout = Layout([Span([0], 0, 1, None, [0], [])])
-        r = Rows(self._buffers, self.config, layout, self._width, self._logits[:1], featured=self.reads_features)
-        with sk.record() as embedding:
-            self.weights.embed(r.ids.zero_(), r.hidden)
-        if not embedding.complete:
+        if not self.weights.embeds_in_place or sk.forced_backend() not in (None, "cpu"):
             return None, None
+        layout = Layout([Span([0], 0, 1, None, [0], [])])
+        r = self._new_rows(layout, self._logits[:1], self.reads_features)
         (group,) = r.groups
         places = {"id": r.ids, "position": r.positions, "slot": r.slots, "length": group.lengths, "table": group.table}
         tables = {"page": PAGE, "rotary": self._rotary, "turned": r.rotary}
@@ -223,13 +222,17 @@ class Llama:
         if r is None:
             fits = wanted <= self._logits.shape[0]
             logits = self._logits[:wanted] if fits else self._logits.new_empty(wanted, self.config.columns)
-            r = Rows(self._buffers, self.config, layout, self._width, logits, featured)
+            r = self._new_rows(layout, logits, featured)
         if repeated:
             self._shapes[key] = r
             if len(self._shapes) > SHAPES:
                 del self._shapes[next(iter(self._shapes))]
         # One request's shapes come back for sure, those of several once they came back before.
         return r, key if repeated and (r.seen or len(layout.spans) == 1) else None
+
+    def _new_rows(self, layout, logits, featured):
+        with torch.inference_mode(False):  # whatever mode the caller is in: another may write to them later
+            return Rows(self._buffers, self.config, layout, self._width, logits, featured)
 
     def _enter(self, r, key, layout, pieces):
         """What the first layer sees of the rows, in ``r.hidden``."""

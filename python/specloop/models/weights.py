@@ -96,6 +96,11 @@ class Resident:
             yield from (parts[name] for name in NORMS if name in parts)
         yield self.norm
 
+    @property
+    def embeds_in_place(self):
+        """Whether ``embed`` always reads the same memory, by calls that can be recorded."""
+        return isinstance(self.embedding, sk.Int8Weight)
+
     def embed(self, ids, out):
         """The float32 rows ``ids`` (int64 [n]) of the embedding."""
         if isinstance(self.embedding, sk.Int8Weight):

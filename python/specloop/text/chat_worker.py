@@ -100,6 +100,7 @@ def answer(line):
 
 def main():
     sys.path[:] = json.loads(sys.argv[1])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # whoever started this may ignore it, and so would this, by heritage
     with contextlib.suppress(Exception):  # a fork will say what is wrong with it
         render("{% if x %}{{ x | trim + 'y' }}{% endif %}", {"x": "x"}, 2)  # what is made once is made here
     while select.select([sys.stdin], [], [], IDLE_SECONDS)[0]:

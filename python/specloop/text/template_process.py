@@ -39,8 +39,8 @@ class TemplateProcess:
             self.kill()
 
         timer = threading.Timer(seconds, kill)
-        timer.start()
         try:
+            timer.start()
             self._process.stdin.write(request + b"\n")
             self._process.stdin.flush()
             line = self._process.stdout.readline()
@@ -48,7 +48,8 @@ class TemplateProcess:
             line = b""
         finally:
             timer.cancel()
-            timer.join()
+            if timer.ident is not None:
+                timer.join()
         if late.is_set():
             raise TookTooLong
         if not line.endswith(b"\n"):
@@ -59,6 +60,13 @@ class TemplateProcess:
     def kill(self):
         with contextlib.suppress(OSError):  # it has ended
             os.killpg(self._process.pid, signal.SIGKILL)
+
+    def disown(self):
+        """It is another process' child: only lets go of the pipes."""
+        self._process.returncode = 0
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
 
     def close(self) -> int:
         """Ends it, if it has not ended: its status."""
@@ -74,6 +82,7 @@ class TemplateProcess:
 
 
 _kept: list[TemplateProcess] = []  # one at most
+_lock = threading.Lock()
 
 
 def start(command: list[str]) -> None:
@@ -108,21 +117,21 @@ def ask(command: list[str], request: bytes, seconds: float) -> tuple[int, str]:
 
 
 def _take(command):
-    try:
-        process = _kept.pop()
-    except IndexError:
-        return None
-    if process.command == command:
+    with _lock:
+        process = _kept.pop() if _kept else None
+    if process is None or process.command == command:
         return process
     process.close()
     return None
 
 
 def _keep(process):
-    if _kept:
-        process.close()
-    else:
-        _kept.append(process)
+    with _lock:
+        if not _kept:
+            _kept.append(process)
+            return
+    process.kill()
+    process.close()
 
 
 def _close():
@@ -130,5 +139,14 @@ def _close():
         _kept.pop().close()
 
 
+def _after_fork():
+    """What is kept is the parent's."""
+    global _lock
+    _lock = threading.Lock()
+    for process in _kept:
+        process.disown()
+    _kept.clear()
+
+
 atexit.register(_close)
-os.register_at_fork(after_in_child=_kept.clear)  # it is the parent's
+os.register_at_fork(after_in_child=_after_fork)

@@ -12,7 +12,7 @@ import torch
 
 from ..draft_loader import builtin_files
 from ..drafts.vocabulary import check_ids
-from ..errors import FormatError, OptionError, show
+from ..errors import FormatError, ModelError, OptionError, show
 from ..fingerprint import COUNTS
 from ..formats.draft_file import DraftFile
 from . import checkpoint
@@ -42,7 +42,8 @@ def read(start, *, kind, about, size=None) -> Start:
     FormatError, ModelError for what can't be read.
     """
     start = os.fspath(start)
-    found = _of_training(start, kind, about) if os.path.isdir(start) else _of_file(start, kind, about)
+    folder = start != BUILTIN and os.path.isdir(start)
+    found = (_of_training if folder else _of_file)(start, kind, about)
     if size not in (None, len(found.ids), found.vocabulary):
         raise OptionError(
             f"vocabulary: expected {len(found.ids)}, as many ids as the start's draft has ({found.path}), got {size}"
@@ -52,6 +53,8 @@ def read(start, *, kind, about, size=None) -> Start:
 
 def _of_training(folder, kind, about):
     path = os.path.join(folder, CHECKPOINT)
+    if not os.path.exists(path):
+        raise ModelError(f"start: expected the folder of a training, or a draft's file: {path} is not there")
     tensors, state = checkpoint.load(path)
     settings, theirs = _object(state, "settings"), _object(state, "about")
     model = _object(theirs, "model")
