@@ -13,7 +13,7 @@ from specloop.errors import FormatError, ModelError, OptionError
 from specloop.formats import safetensors
 from specloop.loader import choose_device
 from specloop.models.blueprint import DTYPES
-from specloop.train import generate, lock, run
+from specloop.train import generate, lock, run, vocabulary
 from specloop.train.corpus import shard_numbers, write_shard
 from specloop.train.generate import Settings as Writing
 from specloop.train.lock import alone
@@ -253,8 +253,8 @@ def first(corpus, tmp_path_factory):
 
 
 def test_a_start_has_its_own_number_of_ids(corpus, first, tmp_path, capsys):
-    with pytest.raises(OptionError, match=r"vocabulary: expected 100, as many ids as the start's .*, got 50"):
-        train(corpus, tmp_path, settings(vocabulary=50), start=first)
+    with pytest.raises(OptionError, match=r"vocabulary: expected at most 100 ids, as the start's .*, got 150"):
+        train(corpus, tmp_path, settings(vocabulary=150), start=first)
     flags = ["--rows", "64", "--precision", "f32", "--steps", "1"]
     assert command(corpus, "--out", tmp_path, "--start", first, *flags) == 0
     ids = [safetensors.read(folder / CHECKPOINT)[0]["draft_ids"] for folder in (first, tmp_path)]
@@ -288,6 +288,18 @@ def test_a_draft_file_is_a_start(corpus, first, tmp_path, monkeypatch):
         read_start("builtin", kind="feature", about=about)
     monkeypatch.setattr("specloop.train.start.builtin_files", lambda: [file])
     assert torch.equal(read_start("builtin", kind="feature", about=about).ids, whole.ids)
+
+
+def test_a_start_is_cut_to_the_ids_that_are_used_most(corpus, first, tmp_path):
+    train(corpus, tmp_path / "o", settings(vocabulary=60), stop=lambda: True, start=first)
+    whole, cut = (safetensors.read(folder / CHECKPOINT)[0] for folder in (first, tmp_path / "o"))
+    kept = torch.isin(whole["draft_ids"], cut["draft_ids"])
+    assert len(cut["draft_ids"]) == kept.sum() == 60
+    assert torch.equal(cut["weight.head"], whole["average.head"][kept])
+    counts = Samples(corpus, feature_size=CONFIG.hidden, vocab=CONFIG.vocab).counts()
+    always = sorted(vocabulary.needed(Vocabulary(), CONFIG.vocab))
+    left_out = counts[whole["draft_ids"][~kept]]
+    assert left_out.max() <= min(counts[i] for i in cut["draft_ids"].tolist() if i not in always)
 
 
 @pytest.mark.parametrize("target, name", [("other", "fingerprint"), ("renamed", "vocabulary")])

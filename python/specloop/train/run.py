@@ -146,7 +146,8 @@ def _trainer(
     else:
         first = read_start(start, kind=settings.kind, about=about, size=settings.vocabulary)
         settings = replace(settings, vocabulary=settings.vocabulary or first.vocabulary, fit_texts=0)
-        chosen = vocabulary.covering(first.ids, samples.counts())
+        chosen = vocabulary.among(first.ids, samples.counts(), tokenizer, settings.vocabulary)
+        first = first.cut(chosen.ids)
         about["start"] = first.about
     make = {"positions": model.context + settings.depths, "seed": settings.seed}
     if settings.kind == "feature":

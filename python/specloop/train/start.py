@@ -29,6 +29,16 @@ class Start(NamedTuple):
     vocabulary: int  # so many it was asked for
     about: dict  # of this training, for a state that began with it
 
+    def cut(self, ids) -> Start:
+        """With some of its ids only, and their rows of the head."""
+        head = "average.head"
+        tensors = (
+            self.tensors
+            if head not in self.tensors
+            else self.tensors | {head: self.tensors[head][torch.isin(self.ids, ids)]}
+        )
+        return self._replace(tensors=tensors, ids=ids)
+
     def give(self, draft) -> None:
         """Puts its weights into a draft of the same form. Raises FormatError."""
         checkpoint.take_averages(self.path, self.tensors, draft)
@@ -36,17 +46,18 @@ class Start(NamedTuple):
 
 def read(start, *, kind, about, size=None) -> Start:
     """``start``: a training's folder, a draft's file, or "builtin"; ``kind``, ``about``: the new training's (run.py).
-    ``size``: so many ids were asked for; None = as many as it has.
+    ``size``: so many ids were asked for; None = as many as it has. It may have more (``cut``).
 
-    Raises OptionError where it is of another kind, of another target or vocabulary, or has another number of ids; and
-    FormatError, ModelError for what can't be read.
+    Raises OptionError where it is of another kind, of another target or vocabulary, or has fewer ids; and FormatError,
+    ModelError for what can't be read.
     """
     start = os.fspath(start)
     folder = start != BUILTIN and os.path.isdir(start)
     found = (_of_training if folder else _of_file)(start, kind, about)
-    if size not in (None, len(found.ids), found.vocabulary):
+    most = len(found.ids)
+    if size is not None and size > most and size != found.vocabulary:
         raise OptionError(
-            f"vocabulary: expected {len(found.ids)}, as many ids as the start's draft has ({found.path}), got {size}"
+            f"vocabulary: expected at most {most} ids, as the start's draft has ({found.path}), got {size}"
         )
     return found
 

@@ -26,6 +26,16 @@ def choose(counts, tokenizer, size=SIZE) -> Vocabulary:
     return covering(order[: min(max(size, int(always.sum())), vocab)].sort().values, counts)
 
 
+def among(ids, counts, tokenizer, size) -> Vocabulary:
+    """As :func:`choose`, of these ids."""
+    if size >= len(ids):
+        return covering(ids, counts)
+    there = torch.zeros(counts.numel(), dtype=torch.bool)
+    there[ids] = True
+    chosen = choose(torch.where(there, counts, -1), tokenizer, size).ids
+    return covering(chosen[there[chosen]], counts)
+
+
 def covering(ids, counts) -> Vocabulary:
     """These ids."""
     return Vocabulary(ids, counts[ids].sum().item() / max(1, counts.sum().item()))
